@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench fleet`: how many robots one verifier serves, and what each of them gets.
 
-Every robot has a thread, a session and an emulated link of its own; all share one verifier. Where the profile gives
-the times of other machines, forward passes are held to them, and a pass of the target over several robots' rounds
-lasts as FSD Table 9 has it.
+Every robot has a thread, a session and an emulated link of its own; all share one verifier: an engine of this process,
+or one at an address. Where the profile gives the times of other machines, forward passes are held to them, and a pass
+of this process's target over several robots' rounds lasts as FSD Table 9 has it. Beside each measurement stands what
+the simulation of `dsd-lab plan` says, fed with what the first number of robots did.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.pace import Pace, paced
-from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes
+from dsd_lab.bench.pace import Pace, PacedModel, paced
+from dsd_lab.bench.plan import RecordedReply, RecordedRound, Workload, simulate
+from dsd_lab.bench.profiles import TABLE_9, Curve, Profile
+from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
-from dsd_lab.report import check_range, header, table
+from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
+from dsd_lab.report import BenchError, cell, check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, OnEarly
@@ -34,12 +38,13 @@ from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.messages import Outcome
 
-# FSD Table 9: 17.94, 30.73 and 96.94 ms for a pass of the target over 1, 8 and 32 sequences.
-TABLE_9 = ((1, 1.0), (8, 30.73 / 17.94), (32, 96.94 / 17.94))
 MAX_ROBOTS = 64
+SPREAD_S = 0.002  # by how much robots in step are apart in a simulation: the first begins a pass, the others wait
+_SIMULATED = (("tokens_per_second", ".1f"), ("reply_seconds_median", ".2f"), ("reply_seconds_p95", ".2f"))
+_PASSES = re.compile(r"^dsd_verifier_pass_rounds_(sum|count)(?:{[^}]*})? (\S+)", re.MULTILINE)
 
 
 class CountingTarget(LocalTarget):
@@ -56,6 +61,46 @@ class CountingTarget(LocalTarget):
         yield from super().verify(rounds, on_early)
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A verifier that is up: how robots reach it, and the sum and number of its passes' rounds so far."""
+
+    dial: Callable[[], Channel]
+    passes: Callable[[], tuple[float, float] | None]
+    largest: Callable[[], int | None] = lambda: None
+
+
+@contextmanager
+def own_engine(target: PacedModel, max_batch: int) -> Iterator[Served]:
+    """An engine of this process."""
+    counting = CountingTarget(target)
+    with VerifierEngine(counting, EngineSettings(max_batch=max_batch)) as engine:
+        batches = counting.batches
+        yield Served(lambda: LocalChannel(engine), lambda: (sum(batches), len(batches)), lambda: max(batches))
+
+
+@contextmanager
+def at_address(dial: Callable[[], Channel] | None, metrics: str) -> Iterator[Served]:
+    """A verifier that is up already, with the address of its metrics page, if any."""
+    assert dial is not None
+    yield Served(dial, lambda: passes_at(metrics))
+
+
+def passes_at(metrics: str) -> tuple[float, float] | None:
+    """The sum and number of the passes' rounds that a verifier's metrics page has; None without a page. BenchError."""
+    if not metrics:
+        return None
+    try:
+        with urllib.request.urlopen(metrics, timeout=10) as page:  # noqa: S310  # the address is the caller's
+            found = dict(_PASSES.findall(page.read().decode()))
+        return float(found["sum"]), float(found["count"])
+    except (OSError, ValueError, KeyError) as error:
+        raise BenchError(
+            f"{metrics} has no metrics of a verifier ({error!r}); give http://HOST:PORT/metrics of dsd verifier "
+            "--metrics-port PORT"
+        ) from error
+
+
 def measure_fleet(
     profile: Profile,
     settings: DecodeSettings,
@@ -66,54 +111,90 @@ def measure_fleet(
     target: str,
     *,
     time_scale: float = 1.0,
-    progress: Callable[[float, str], None] | None = None,
+    dial: Callable[[], Channel] | None = None,
+    metrics: str = "",
+    progress: Callable[[float, str], None] = lambda done, text: None,
 ) -> dict[str, Any]:
     """Let each number of robots decode ``replies`` pictures each, with each ``max_batch``; a row per combination.
 
-    Every robot's replies must be those that it gets alone ("exact"), unless they are sampled without shared noise.
-    ValueErrors, ModelError, LinkError.
+    ``dial`` makes links to a verifier that is up already, whose limits and times are its own; ``metrics`` is the
+    address of its metrics page. Every robot's replies must be those that it gets alone ("exact"), unless they are
+    sampled without shared noise. ValueErrors, ModelError, LinkError.
     """
-    for count in robots:
-        check_range("robots", count, 1, MAX_ROBOTS)
-    check_range("replies", replies, 1, MAX_SCENES)
-    check_range("time-scale", time_scale, 0.01, 100)
+    _check(robots, replies, time_scale, own=dial is None)
     scenes = held_out_scenes(replies)
-    robot, cloud = (paced(load_model(ModelSettings(path, threads=1))) for path in (draft, target))
+    robot = paced(load_model(ModelSettings(draft, threads=1)))
+    cloud = paced(load_model(ModelSettings(target, threads=1))) if dial is None else None
     stretched = profile.stretched(time_scale)
-    rows, exact = [], True
+    rows, exact, first = [], True, None
     wanted: dict[tuple[int, int], list[int]] = {}
-    for max_batch in batches:
+    limits = batches if cloud is not None else [0]
+    for limit in limits:
         for count in robots:
-            robot.pace = cloud.pace = None
-            with VerifierEngine(CountingTarget(cloud), EngineSettings(max_batch=max_batch)) as engine:
-                short = dataclasses.replace(settings, max_tokens=WARM_UP_TOKENS)
-                decode(LocalChannel(engine), robot, short, scenes[0])  # what happens once must not be measured
-                if stretched.draft_s is not None and stretched.target_s is not None:
-                    robot.pace = Pace(stretched.draft_s, BATCH_GROWTH)
-                    cloud.pace = Pace(stretched.target_s, batch_curve=TABLE_9)
-                found, seconds = _run(engine, robot, settings, scenes, count, stretched)
+            up = own_engine(cloud, limit) if cloud is not None else at_address(dial, metrics)
+            with up as served:
+                fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
+                _hold(robot, cloud, stretched)
+                before = served.passes()
+                found, seconds = _run(served, robot, settings, scenes, count, stretched)
+                row = _row(served, before, found, seconds / time_scale, time_scale)
             for place, reply in enumerate(found):
                 key = (place % count, place // count)
                 exact &= wanted.setdefault(key, reply.tokens) == reply.tokens
-            row = _row(engine, found, seconds / time_scale, time_scale) | {"robots": count, "max_batch": max_batch}
-            rows.append(row)
-            if progress is not None:
-                done = len(rows) / (len(robots) * len(batches))
-                progress(done, f"{count} robots, batches of {max_batch}: {row['tokens_per_second']:.1f} tokens/s")
+            first = first or found[::count]
+            rows.append({"robots": count, "max_batch": limit or None} | row)
+            done = len(rows) / (len(robots) * len(limits))
+            progress(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
+    assert first is not None
+    workload = _workload(first, rows, profile, settings, time_scale, own=cloud is not None)
+    _compare(rows, workload, replies)
     comparable = settings.temperature == 0 or settings.proven_by is Proof.COUPLED
     return {
-        **header("fleet", draft=robot, target=cloud),
+        **header("fleet", draft=robot, target=cloud or fingerprint),
         "profile": dataclasses.asdict(profile),
         "decode": dataclasses.asdict(settings),
         "replies": replies,
         "time_scale": time_scale,
         "exact": exact if comparable else None,
         "rows": rows,
+        "workload": None if workload is None else dataclasses.asdict(workload),
     }
 
 
+def _check(robots: Sequence[int], replies: int, time_scale: float, *, own: bool) -> None:
+    for count in robots:
+        check_range("robots", count, 1, MAX_ROBOTS)
+    check_range("replies", replies, 1, MAX_SCENES)
+    check_range("time-scale", time_scale, 0.01, 100)
+    if not own and time_scale != 1:
+        sentence = f"time-scale is {time_scale:g}, and a verifier at an address keeps its own times; leave it at 1"
+        raise BenchError(sentence)
+
+
+def _warm_up(
+    served: Served, robot: PacedModel, cloud: PacedModel | None, settings: DecodeSettings, scene: Scene
+) -> str:
+    """Do what happens once, unmeasured; the target's fingerprint."""
+    robot.pace = None
+    if cloud is not None:
+        cloud.pace = None
+    short = dataclasses.replace(settings, max_tokens=min(settings.max_tokens, WARM_UP_TOKENS))
+    with closing(served.dial()) as channel, EdgeSession(channel, robot, short, PATIENT_LINK) as session:
+        session.decode(scene.image, scene.instruction)
+        assert session.verifier is not None
+        return session.verifier.target_fingerprint
+
+
+def _hold(robot: PacedModel, cloud: PacedModel | None, profile: Profile) -> None:
+    """Hold both models to the profile's times, if it gives any."""
+    if profile.draft_s is not None and profile.target_s is not None:
+        robot.pace = Pace(profile.draft_s, BATCH_GROWTH)
+        if cloud is not None:
+            cloud.pace = Pace(profile.target_s, batch_curve=TABLE_9)
+
+
 def _run(
-    engine: VerifierEngine,
+    served: Served,
     model: VisionLanguageModel,
     settings: DecodeSettings,
     scenes: Sequence[Scene],
@@ -125,46 +206,109 @@ def _run(
 
     def drive(number: int) -> list[DecodedReply]:
         chosen = dataclasses.replace(settings, seed=settings.seed + number)
-        channel = EmulatedChannel(LocalChannel(engine), profile.link, seed=number)
-        with closing(channel), EdgeSession(channel, model, chosen, PATIENT_LINK) as session:
-            together.wait(60)
-            return [session.decode(scene.image, scene.instruction) for scene in scenes]
+        try:
+            channel = EmulatedChannel(served.dial(), profile.link, seed=number)
+            with closing(channel), EdgeSession(channel, model, chosen, PATIENT_LINK) as session:
+                session.open()
+                together.wait(60)
+                return [session.decode(scene.image, scene.instruction) for scene in scenes]
+        except BaseException:
+            together.abort()  # the others need not wait for this one
+            raise
 
     with ThreadPoolExecutor(count) as pool:
         work = [pool.submit(drive, number) for number in range(count)]
-        together.wait(60)
+        with suppress(threading.BrokenBarrierError):
+            together.wait(60)
         began = time.monotonic()
-        each = [future.result() for future in work]
+        failed = [future.exception() for future in work]
         seconds = time.monotonic() - began
-    return [reply for scene in zip(*each, strict=True) for reply in scene], seconds
+    for error in sorted(filter(None, failed), key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [reply for scene in zip(*(future.result() for future in work), strict=True) for reply in scene], seconds
 
 
-def _row(engine: VerifierEngine, replies: Sequence[DecodedReply], seconds: float, scale: float) -> dict[str, Any]:
-    target = engine.target
-    assert isinstance(target, CountingTarget)
+def _row(
+    served: Served, before: tuple[float, float] | None, replies: Sequence[DecodedReply], seconds: float, scale: float
+) -> dict[str, Any]:
+    after, mean = served.passes(), None
+    if after is not None and before is not None:
+        mean = (after[0] - before[0]) / max(1.0, after[1] - before[1])
     times = sorted(reply.seconds / scale for reply in replies)
+    passes = [record.verify_seconds / scale for reply in replies for record in reply.records[1:]]
     return {
         "tokens_per_second": sum(len(reply.tokens) for reply in replies) / seconds,
         "reply_seconds_median": statistics.median(times),
         "reply_seconds_p95": times[min(len(times) - 1, int(0.95 * len(times)))],
         "tau": statistics.fmean(reply.tau for reply in replies),
         "miss_rate": statistics.fmean(reply.miss_rate for reply in replies),
-        "mean_batch": statistics.fmean(target.batches),
-        "largest_batch": max(target.batches),
+        "pass_seconds": statistics.median(passes) if passes else 0.0,
+        "mean_batch": mean,
+        "largest_batch": served.largest(),
     }
 
 
+def _workload(
+    replies: Sequence[DecodedReply],
+    rows: Sequence[dict[str, Any]],
+    profile: Profile,
+    settings: DecodeSettings,
+    scale: float,
+    *,
+    own: bool,
+) -> Workload | None:
+    """What a simulation needs; None if rounds were sent ahead, which it does not know."""
+    if settings.predrafts and settings.pipeline_depth > 1:
+        return None
+    recorded = tuple(_recorded(reply, scale, alone=not settings.needs_draft) for reply in replies)
+    if own and profile.target_s is not None:
+        curve: Curve = tuple((batch, profile.target_s * factor) for batch, factor in TABLE_9)
+        return Workload(recorded, profile.link, curve, profile.target_s, spread_s=SPREAD_S)
+    # Measured: a point for each number of robots. Without its metrics the verifier is taken to take turns.
+    points = {round(row["mean_batch"] or 1.0, 1): row["pass_seconds"] for row in reversed(rows)}
+    firsts = statistics.median(reply.records[0].verify_seconds / scale for reply in replies)
+    prefill = max(0.0, firsts - rows[0]["pass_seconds"])  # a first round's seconds include the prefill
+    return Workload(recorded, profile.link, tuple(sorted(points.items())), prefill, spread_s=SPREAD_S)
+
+
+def _recorded(reply: DecodedReply, scale: float, *, alone: bool) -> RecordedReply:
+    """A reply for the simulation; ``alone``: the target decodes it, and only the first round is asked for."""
+    rounds, received = [], 0.0
+    for place, record in enumerate(reply.records):
+        sent = record.began_seconds + record.draft_seconds
+        think = 0.0 if alone and place else max(0.0, sent - received) / scale
+        rounds.append(RecordedRound(think, record.bytes_up, record.bytes_down, record.drafted, not (alone and place)))
+        received = sent + record.wait_seconds
+    picture = max(0, reply.bytes_up - sum(record.bytes_up for record in reply.records))
+    return RecordedReply(len(reply.tokens), picture, tuple(rounds))
+
+
+def _compare(rows: Sequence[dict[str, Any]], workload: Workload | None, replies: int) -> None:
+    """Set each row beside one robot, and beside the simulation."""
+    alone = {row["max_batch"]: row["tokens_per_second"] for row in rows if row["robots"] == 1}
+    for row in rows:
+        count, limit = row["robots"], row["max_batch"]
+        row["share_of_n_alone"] = row["tokens_per_second"] / (count * alone[limit]) if limit in alone else None
+        row["simulated"] = None
+        if workload is not None:
+            limited = workload if limit is None else dataclasses.replace(workload, max_batch=limit)
+            row["simulated"] = simulate(limited, count, replies=replies, warm_up=0)
+
+
 def render(report: dict[str, Any]) -> str:
-    """The rows as a table, each beside the same batch limit with one robot."""
+    """The rows as a table, each beside the same batch limit with one robot, and beside the simulation."""
     alone = {row["max_batch"]: row for row in report["rows"] if row["robots"] == 1}
-    lines = [["robots", "max batch", "tokens/s", "x one", "s/reply", "p95", "x one", "tau", "miss %", "mean batch"]]
+    names = "tokens/s", "of n x one", "s/reply", "x one", "p95", "tau", "miss %", "batch", "largest"
+    lines = [["robots", "max batch", *names, "simulated: tokens/s", "s/reply", "p95"]]
     for row in report["rows"]:
-        one = alone.get(row["max_batch"])
-        more = [f"{row[name] / one[name]:.2f}" if one else "" for name in ("tokens_per_second", "reply_seconds_median")]
+        one, simulated, share = alone.get(row["max_batch"]), row["simulated"] or {}, row["share_of_n_alone"]
         lines.append([
-            str(row["robots"]), str(row["max_batch"]), f"{row['tokens_per_second']:.1f}", more[0],
-            f"{row['reply_seconds_median']:.2f}", f"{row['reply_seconds_p95']:.2f}", more[1],
-            f"{row['tau']:.2f}", f"{100 * row['miss_rate']:.0f}", f"{row['mean_batch']:.1f}",
+            str(row["robots"]), str(row["max_batch"] or "-"), f"{row['tokens_per_second']:.1f}", cell(share, ".0%"),
+            f"{row['reply_seconds_median']:.2f}",
+            f"{row['reply_seconds_median'] / one['reply_seconds_median']:.2f}" if one else "-",
+            f"{row['reply_seconds_p95']:.2f}", f"{row['tau']:.2f}", f"{100 * row['miss_rate']:.0f}",
+            cell(row["mean_batch"], ".1f"), cell(row["largest_batch"], ""),
+            *(cell(simulated.get(name), form) for name, form in _SIMULATED),
         ])  # fmt: skip
     exact = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
     held = " (held times)" if report["profile"]["target_s"] is not None else ""
@@ -173,19 +317,34 @@ def render(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Tokens a second in all, and seconds a reply, over the number of robots."""
+    """Tokens a second in all, and seconds a reply, over the number of robots; dashed: simulated."""
     figure = new_figure(path, 9, 4)
     speed, wait = figure.subplots(1, 2)
-    limits = sorted({row["max_batch"] for row in report["rows"]})
+    limits = list(dict.fromkeys(row["max_batch"] for row in report["rows"]))
     for number, limit in enumerate(limits):
         colour = (BLUE, GREEN, RED, YELLOW)[number % 4]
         rows = [row for row in report["rows"] if row["max_batch"] == limit]
-        counts, label = [row["robots"] for row in rows], f"at most {limit} in a pass"
-        speed.plot(counts, [row["tokens_per_second"] for row in rows], "o-", color=colour, label=label)
-        wait.plot(counts, [row["reply_seconds_median"] for row in rows], "o-", color=colour, label=label)
-    for axes, name in ((speed, "tokens a second in all"), (wait, "seconds a reply, median")):
+        counts, label = [row["robots"] for row in rows], f"at most {limit} in a pass" if limit else "measured"
+        for axes, name in ((speed, "tokens_per_second"), (wait, "reply_seconds_median"), (wait, "reply_seconds_p95")):
+            said = f"{label}, 95th percentile" if name.endswith("p95") else label
+            style = ":" if name.endswith("p95") else "-"
+            axes.plot(counts, [row[name] for row in rows], "o" + style, color=colour, label=said, markersize=4)
+            if rows[0]["simulated"] and not name.endswith("p95"):
+                simulated = [row["simulated"][name] for row in rows]
+                axes.plot(counts, simulated, "x--", color=GREY, label="" if number else "simulated")
+    if alone := next((row for row in report["rows"] if row["robots"] == 1), None):
+        most = max(row["robots"] for row in report["rows"])
+        speed.plot(
+            [1, most],
+            [n * alone["tokens_per_second"] for n in (1, most)],
+            color=GREY,
+            linewidth=0.8,
+            label="n times one robot",
+        )
+    speed.set_ylim(0, 1.3 * max(row["tokens_per_second"] for row in report["rows"]))
+    for axes, name in ((speed, "tokens a second in all"), (wait, "seconds a reply")):
         axes.set_xlabel("robots")
         axes.set_ylabel(name)
-        axes.legend()
+        axes.legend(fontsize=8)
     tidy(speed, wait)
     figure.savefig(path)

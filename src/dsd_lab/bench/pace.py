@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dsd_lab.bench.profiles import Curve, at_batch
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
@@ -25,7 +26,7 @@ class Pace:
 
     forward_seconds: float  # of one sequence, however many tokens it feeds (a prefill too)
     batch_growth: float = 0.0  # how much longer a pass over eight takes, as a share; linear (0.15 in FSD Table 9)
-    batch_curve: tuple[tuple[int, float], ...] = ()  # instead: (sequences, times one alone), ascending, linear between
+    batch_curve: Curve = ()  # instead: (sequences, times one alone)
 
     def __post_init__(self) -> None:
         for name in ("forward_seconds", "batch_growth"):
@@ -36,9 +37,7 @@ class Pace:
     def seconds(self, batch: int = 1) -> float:
         """The least seconds of a pass over ``batch`` sequences."""
         if self.batch_curve:
-            counts, factors = zip(*self.batch_curve, strict=True)
-            beyond = max(0, batch - counts[-1]) * factors[-1] / counts[-1]
-            return self.forward_seconds * float(np.interp(batch, counts, factors) + beyond)
+            return self.forward_seconds * at_batch(self.batch_curve, batch)
         return self.forward_seconds * (1 + self.batch_growth * (batch - 1) / 7)
 
     def begin(self, layers: int, batch: int = 1) -> PacedPass:

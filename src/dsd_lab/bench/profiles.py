@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from dsd_lab.links.emulation import LinkProfile
@@ -16,6 +17,17 @@ from dsd_ros.paths import config_directory
 
 _NUMBERS = ("delay_ms", "delay_up_ms", "delay_down_ms", "jitter_ms", "up_mbps", "down_mbps", "draft_ms", "target_ms")
 _KEYS = ("summary", "gamma", *_NUMBERS)
+
+Curve = tuple[tuple[float, float], ...]  # (sequences in a pass, what the pass takes), ascending, the first of one
+# FSD Table 9: 17.94, 30.73 and 96.94 ms for a pass of the target over 1, 8 and 32 sequences.
+TABLE_9: Curve = ((1, 1.0), (8, 30.73 / 17.94), (32, 96.94 / 17.94))
+
+
+def at_batch(curve: Curve, batch: float) -> float:
+    """What a pass over ``batch`` sequences takes: linear between the curve's points, in proportion beyond the last."""
+    counts, values = zip(*curve, strict=True)
+    beyond = max(0.0, batch - counts[-1]) * values[-1] / counts[-1]
+    return float(np.interp(batch, counts, values)) + beyond
 
 
 class ProfileError(ValueError):

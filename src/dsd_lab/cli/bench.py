@@ -22,6 +22,7 @@ from dsd_ros.cli.shared import (
     EXIT_INTERRUPTED,
     EXIT_LINK,
     CommandError,
+    VerifierFlags,
     write_json,
 )
 from dsd_ros.cli.terminal import Progress, is_terminal
@@ -159,7 +160,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
 @arguments
 class BenchFleetArguments:
     profile: str = flag("go2-a100", "one of config/profiles.yaml")
-    mode: str = flag("dsd", "decoding mode")
+    mode: str = flag("dsd", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
     batches: str = flag("1,32", "rounds in a pass at most; 1: the target takes turns", metavar="N,...")
     replies: int = flag(3, "pictures that each robot decodes")
@@ -169,6 +170,8 @@ class BenchFleetArguments:
     decoding: ModesDecoding = part(ModesDecoding)
     draft: str = model_option("draft")
     target: str = model_option("target")
+    link: VerifierFlags = part(VerifierFlags)
+    metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
@@ -178,33 +181,45 @@ def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
     """Several robots on one verifier.
 
     Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
-    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that
-    the robot gets alone.
+    size of batches, for each number of robots and each limit of a pass, beside what a simulation says. `dsd-lab plan`
+    reads the JSON. Exits with 1 if a reply is not the one that the robot gets alone.
     """
     from dsd_lab.bench.fleet import draw, measure_fleet, render
     from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.sweeps import parse_modes
     from dsd_lab.plotting import check_plot
 
     if args.plot is not None:
         check_plot(args.plot)
     profile = load_profile(args.profile)
-    settings = DecodeSettings(**({"mode": args.mode, "draft_length": profile.gamma} | _given(args.decoding)))
-    numbers = [
-        [_whole(name, word) for word in text.split(",")]
-        for name, text in (("robots", args.robots), ("batches", args.batches))
-    ]
+    variants = parse_modes(args.mode, _given(args.decoding), profile.gamma)
+    if len(variants) != 1:
+        raise ValueError(f"--mode {args.mode} names several modes; measure one at a time")
+    if args.metrics and not args.link.verifier:
+        raise ValueError("--metrics is the page of a verifier at an address; give --verifier too, or leave it out")
     with Progress() as bar:
         report = measure_fleet(
-            profile, settings, *numbers, args.replies, **_models(args), time_scale=args.time_scale, progress=bar.to
+            profile,
+            variants[0].decode,
+            whole_numbers("robots", args.robots),
+            whole_numbers("batches", args.batches),
+            args.replies,
+            **_models(args),
+            time_scale=args.time_scale,
+            dial=args.link.channel if args.link.verifier else None,
+            metrics=args.metrics,
+            progress=bar.to,
         )
     _finish(report, render(report), args, draw)
     return EXIT_GOAL_MISSED if report["exact"] is False else EXIT_DONE
 
 
-def _whole(name: str, word: str) -> int:
-    if not word.strip().isdigit() or int(word) < 1:
-        raise ValueError(f"--{name} has {word!r}; use whole numbers of 1 or more, separated by commas")
-    return int(word)
+def whole_numbers(name: str, text: str) -> list[int]:
+    """``--name``'s list of whole numbers; ValueError."""
+    for word in text.split(","):
+        if not word.strip().isdigit() or int(word) < 1:
+            raise ValueError(f"--{name} has {word!r}; use whole numbers of 1 or more, separated by commas")
+    return [int(word) for word in text.split(",")]
 
 
 def _said(label: str, reply: Any) -> str:
@@ -503,7 +518,7 @@ def _load(name: str) -> Any:
     return load_model(text_models(name, name)[1])
 
 
-def _numbers(text: str, flag: str, kind: type) -> tuple[Any, ...]:
+def numbers_of(text: str, flag: str, kind: type) -> tuple[Any, ...]:
     try:
         return tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -525,7 +540,7 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    bench = DragonBench(**_same(args, DragonBench), trips_ms=_numbers(args.trips, "--trips", float))
+    bench = DragonBench(**_same(args, DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
     if args.bytes:
         report = measure_bytes(
             _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
@@ -552,7 +567,7 @@ def dragon_lm(args: BenchLmArguments = BenchLmArguments()) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    setting = LmSetting(**_same(args, LmSetting) | {"documents": _numbers(args.documents, "--documents", int)})
+    setting = LmSetting(**_same(args, LmSetting) | {"documents": numbers_of(args.documents, "--documents", int)})
     with Progress() as bar:
         report = measure_lm(
             setting, _load(args.model), SentenceEncoder(), lambda done, total: bar.to(done / total, f"window {done}")

@@ -5,11 +5,18 @@ import json
 
 import pytest
 
-from dsd_lab.bench.fleet import TABLE_9, draw, measure_fleet, render
+from dsd_lab.bench.fleet import draw, measure_fleet, render
 from dsd_lab.bench.pace import Pace
-from dsd_lab.bench.profiles import load_profile
+from dsd_lab.bench.plan import read_workload
+from dsd_lab.bench.profiles import TABLE_9, load_profile
+from dsd_lab.cli.main import main
 from dsd_lab.report import BenchError
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.metrics_server import MetricsServer
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import MetricsSettings, VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.vlm.loading import ModelSettings, load_model
 
 
 def test_a_pass_over_many_costs_what_table_9_says():
@@ -26,12 +33,65 @@ def test_robots_share_passes_and_get_their_own_replies(tiny_pair, tmp_path, valu
     assert alone["largest_batch"] == turns["largest_batch"] == 1 < together["largest_batch"] <= 4
     assert together["mean_batch"] > 1 and together["tokens_per_second"] > 0
     assert report["exact"] is (None if values == {"temperature": 1.0} else True)
-    assert "mean batch" in render(report)
-    json.dumps(report)
+    assert together["share_of_n_alone"] == together["tokens_per_second"] / (4 * report["rows"][2]["tokens_per_second"])
+    # Nothing real is faster than held times allow.
+    assert turns["tokens_per_second"] < 1.3 * turns["simulated"]["tokens_per_second"]
+    assert together["simulated"]["mean_batch"] > 1
+    assert "of n x one" in render(report)
+    (tmp_path / "fleet.json").write_text(json.dumps(report))
+    asked = read_workload(tmp_path / "fleet.json")
+    assert sum(reply.tokens for reply in asked.replies) == 8 and asked.pass_s[0] == (1, 0.62)
     draw(report, tmp_path / "fleet.png")
     assert (tmp_path / "fleet.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("mode", ["ar", "fsd:predraft_workers=2"])
+def test_a_verifier_at_an_address_is_measured_by_its_own_metrics(tiny_pair, tmp_path, mode):
+    target, draft = map(str, tiny_pair)
+    report = tmp_path / "fleet.json"
+    with (
+        VerifierEngine(load_model(ModelSettings(target, threads=1))) as engine,
+        VerifierServer(engine, VerifierSettings(port=0)) as server,
+        MetricsServer(engine.metrics.registry, MetricsSettings()) as operators,
+    ):
+        words = f"--profile loopback --mode {mode} --robots 1,3 --replies 1 --max-tokens 8 --draft {draft}"
+        told = ["--verifier", server.url, "--metrics", operators.url, "--json", str(report)]
+        assert main(["bench", "fleet", *words.split(), *told]) == 0
+        assert main(["bench", "fleet", *words.split(), *told[:2], "--metrics", server.url.replace("ws", "http")]) == 2
+    found = json.loads(report.read_text())
+    one, three = found["rows"]
+    assert found["exact"] and found["models"]["target"] == engine.model.fingerprint
+    assert one["mean_batch"] == 1 <= three["mean_batch"] <= 3
+    assert one["simulated"]["tokens_per_second"] > 0 and read_workload(report).pass_s[0][1] == one["pass_seconds"] > 0
+    assert {one["max_batch"], three["largest_batch"]} == {None}
+
+
+def test_rounds_sent_ahead_are_measured_and_not_simulated(tiny_pair):
+    settings = DecodeSettings(mode="fsd", max_tokens=8, pipeline_depth=2)
+    paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
+    report = measure_fleet(load_profile("loopback"), settings, [1], [8], 2, **paths)
+    assert report["workload"] is None is report["rows"][0]["simulated"]
+    assert "-" in render(report)
 
 
 def test_what_cannot_be_measured_is_named():
     with pytest.raises(BenchError, match="robots is 0"):
         measure_fleet(load_profile("loopback"), DecodeSettings(), [0], [1], 1, "draft", "target")
+    with pytest.raises(BenchError, match="keeps its own times"):
+        measure_fleet(
+            load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "", time_scale=0.5, dial=lambda: None
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--mode dsd,fsd", "several modes"),
+        ("--metrics http://127.0.0.1:9/metrics", "give --verifier too"),
+        ("--robots 2,x", "--robots has 'x'"),
+    ],
+)
+def test_a_slip_is_one_sentence(capsys, words, named):
+    assert main(["bench", "fleet", *words.split()]) == 2
+    err = capsys.readouterr().err
+    assert named in err and err.count("\n") == 1

@@ -8,7 +8,7 @@ import threading
 import pytest
 from hypothesis import given, settings as profile, strategies as st
 
-from dsd_ros.wire.messages import Outcome, Refusal, SessionRequest
+from dsd_ros.wire.messages import Outcome, Refusal, SessionReply, SessionRequest
 from dsd_ros.wire.outbox import Outbox
 
 SESSIONS = [1, 2]
@@ -118,6 +118,34 @@ def test_the_policy_is_the_sessions():
     assert box.policy == "fifo"
     box.adopt_policy(SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="odd"))
     assert box.policy == "fifo"
+
+
+def test_each_session_on_a_link_has_its_policy():
+    box = Outbox()
+    for session, policy in zip(SESSIONS, ("priority", "fifo"), strict=True):
+        box.adopt_policy(SessionRequest(10 + session, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy))
+    for session in SESSIONS:
+        box.put(SessionReply(10 + session, session, "", "", "", 8))
+    for token, confidence in enumerate((0.2, 0.9, 0.4)):
+        for session in SESSIONS:
+            box.put(outcome(confidence, session=session, token=token))
+    popped = drain(box)[2:]
+    by_session = {session: [early.next_token for early in popped if early.session == session] for session in SESSIONS}
+    assert by_session == {1: [1, 2, 0], 2: [0, 1, 2]}
+    full = Outbox(early_limit=4)
+    full.adopt_policy(SessionRequest(12, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="fifo"))
+    full.put(SessionReply(12, 2, "", "", "", 8))
+    for token in range(20):
+        full.put(outcome(token / 20, session=2, token=token))
+    assert [early.next_token for early in drain(full)[1:]] == [0, 1, 2, 3]
+
+
+def test_policies_of_many_sessions_are_bounded():
+    box = Outbox()
+    for number in range(3000):
+        box.adopt_policy(SessionRequest(number, 2, "fsd", "", 8, 0.0, 0, 1.0, 0))
+        box.put(SessionReply(number, number, "", "", "", 8))
+    assert len(box._asked) < 300 and len(box._policies) < 300
 
 
 OUTCOMES = st.builds(

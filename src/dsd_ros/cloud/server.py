@@ -44,7 +44,7 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     SessionReply,
 )
-from dsd_ros.wire.outbox import Outbox
+from dsd_ros.wire.outbox import UNSENT_BYTES, Outbox
 from dsd_ros.wire.turns import RobotLink
 
 _log = logging.getLogger(__name__)
@@ -55,9 +55,6 @@ MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 CERTIFICATE_POLL_S = 5.0
 
-# The kernel buffers what a slow link cannot carry, and nothing overtakes what it holds. So early outcomes wait here
-# while the kernel holds more than this unsent.
-UNSENT_BYTES = 2048
 _BUSY_LINK_POLL_S = 0.002
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 
@@ -290,7 +287,10 @@ class VerifierServer(ServerThread):
         return min(MAX_FRAME_BYTES, max(evidence, self._settings.message_mb << 20) + 4096)
 
     async def _send(self, connection: ServerConnection, outbox: Outbox, ready: asyncio.Event) -> None:
-        """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link."""
+        """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
+
+        The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
+        """
         link = connection.transport.get_extra_info("socket")
         if _UNSENT_OPTION is not None:
             with contextlib.suppress(OSError):  # a kernel without this option buffers more

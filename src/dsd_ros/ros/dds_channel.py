@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
+from rclpy.duration import Duration
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message, serialize_message
 
@@ -29,6 +31,7 @@ from dsd_ros.ros.running import companion, steady_timer
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import WireError, check_finite
+from dsd_ros.wire.outbox import UNSENT_BYTES, Outbox
 
 # A protocol message travels as the ROS message of the same name, with fields of the same names.
 ROS_TYPES: dict[type[wire.Message], type] = {struct: getattr(ros, struct.__name__) for struct in get_args(wire.Message)}
@@ -218,9 +221,14 @@ class _Topics:
 
     def publish(self, message: wire.Message) -> None:
         """Send one message. May be called from any thread."""
+        self._write(message, self._publishers[type(message)])
+
+    def _write(self, message: wire.Message, publisher: Publisher) -> int:
+        """Publish a message; its size in bytes."""
         payload = serialize_message(to_ros(message))
         self.bytes_out += len(payload)
-        self._publishers[type(message)].publish(payload)
+        publisher.publish(payload)
+        return len(payload)
 
     def peers(self) -> int:
         """How many nodes listen to everything that this side sends."""
@@ -361,8 +369,74 @@ class VerifierTopics(_Topics):
     """The verifier's end, for the verifier node and the bridge.
 
     ``on_message`` is called in the topics' thread with the robots' messages in their order (``TopicOrder``); call
-    :meth:`start` once it may be.
+    :meth:`start` once it may be. What is published passes the ``Outbox`` that a websocket has, too (FSD, Algorithm 2,
+    Sender): early outcomes leave only while the link is free. DDS takes every sample at once and does not say what it
+    has sent, so it is free while few bytes of early outcomes are unacknowledged.
     """
 
+    _OVERHEAD_BYTES = 140  # of a sample: headers of IP, UDP and RTPS, and the heartbeat
+    _POLL_S = 0.002
+    _PATIENCE_S = 0.25  # a reader that acknowledges nothing (frozen, killed, far away) stops no early outcomes
+
     def __init__(self, node: Node, on_message: OnMessage, topics: TopicSet = EVERYTHING) -> None:
-        super().__init__(node, topics.down, topics.up, TopicOrder(on_message, wire.Observation, wire.Question))
+        def take(message: wire.Message) -> None:
+            self._outbox.adopt_policy(message)
+            on_message(message)
+
+        super().__init__(node, topics.down, topics.up, TopicOrder(take, wire.Observation, wire.Question))
+        self._outbox = Outbox()
+        self._sending = threading.Lock()
+        self._early_waits = threading.Event()
+        self._unacknowledged, self._last_early = 0, 0.0  # bytes of early outcomes, time of the last one
+        if wire.Outcome in topics.down:
+            # Not by the node's own method: a QoS override is meant for the final outcomes.
+            self._early_publisher = Node.create_publisher(
+                self.node, ROS_TYPES[wire.Outcome], topics.down[wire.Outcome], qos.EARLY_OUTCOMES
+            )
+        self._early_sender = threading.Thread(target=self._send_early, name=f"{node.get_name()} early", daemon=True)
+        self._early_sender.start()
+
+    def publish(self, message: wire.Message) -> None:
+        """Send one message; an early outcome waits while the link is busy. May be called from any thread."""
+        self._outbox.put(message)
+        self._send()
+
+    def close(self) -> None:
+        with self._sending:
+            self._outbox.close()
+            self._early_waits.set()
+        self._early_sender.join(timeout=1.0)
+        super().close()
+
+    def _send(self) -> None:
+        with self._sending:
+            while True:
+                message = self._outbox.get_nowait(early=False)
+                if message is None and len(self._outbox) and self._is_free():
+                    message = self._outbox.get_nowait()
+                if message is None:
+                    break
+                if isinstance(message, wire.Outcome) and not message.is_final:
+                    self._unacknowledged += self._write(message, self._early_publisher) + self._OVERHEAD_BYTES
+                    self._last_early = time.monotonic()
+                else:
+                    super().publish(message)
+            if len(self._outbox):
+                self._early_waits.set()
+            elif not self._outbox.closed:
+                self._early_waits.clear()
+
+    def _is_free(self) -> bool:
+        if self._unacknowledged >= UNSENT_BYTES and (
+            self._early_publisher.wait_for_all_acked(Duration())
+            or time.monotonic() - self._last_early > self._PATIENCE_S
+        ):
+            self._unacknowledged = 0
+        return self._unacknowledged < UNSENT_BYTES
+
+    def _send_early(self) -> None:
+        """The early outcomes that found the link busy."""
+        while not self._outbox.closed:
+            self._early_waits.wait()
+            time.sleep(self._POLL_S)
+            self._send()

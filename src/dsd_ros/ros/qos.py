@@ -27,6 +27,8 @@ LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and obser
 SESSION = _keep_last(10, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)
 # With an exit after every layer and several rounds in flight, a final outcome must not be dropped.
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
+# Fast DDS asks for an acknowledgement at once only where one sample fills the writer's history, otherwise after 3 s.
+EARLY_OUTCOMES = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)
 # A side that drafts 64 tokens ahead may be rejected while the other is slow to read.
 PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)

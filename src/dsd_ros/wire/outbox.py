@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue in front of a link (FSD, Algorithm 2, Sender): answers first, in order, then early outcomes by policy."""
+"""The queue in front of a link (FSD, Algorithm 2, Sender): answers first, in order, then early outcomes by policy.
+
+Nothing overtakes what a transport has taken. So a sender takes early outcomes only while the link is free: it holds
+less than ``UNSENT_BYTES`` that have not left, as far as the transport can tell.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from dsd_ros.wire.messages import EXIT_POLICIES, Message, Outcome, SessionRequest
+from dsd_ros.wire.messages import EXIT_POLICIES, Message, Outcome, SessionReply, SessionRequest
 
+UNSENT_BYTES = 2048
 MAX_WAITING = 4096
 MAX_EARLY = 256
 _SESSIONS_REMEMBERED = 256
@@ -19,7 +25,8 @@ class Outbox:
 
     Final outcomes and all other messages leave in the order they came, before any early outcome. A final outcome drops
     the early ones that wait for its round or an earlier one of its session, and later ones for these are not taken.
-    ``policy`` orders the early ones: "priority" (highest confidence first) or "fifo".
+    Each session's policy orders its early ones: "priority" (highest confidence first) or "fifo". ``policy`` is that of
+    sessions of which the outbox has not seen the request.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class Outbox:
         self._ordinary: deque[Message] = deque()
         self._early: list[Outcome] = []  # in the order they came
         self._finished: dict[int, tuple[int, int]] = {}  # session -> newest finished reply, round
+        self._asked: dict[int, str] = {}  # session request -> its policy
+        self._policies: dict[int, str] = {}  # session -> its policy
         self._wake = threading.Condition()
         self._closed = False
         self.policy = policy
@@ -55,9 +64,14 @@ class Outbox:
         self._policy = policy
 
     def adopt_policy(self, message: Message) -> None:
-        """Adopt the policy that a session request asks for; any other message changes nothing."""
+        """Adopt the policy that a session request asks for; any other message changes nothing.
+
+        The answer to the request, once it is put, says which session that is.
+        """
         if isinstance(message, SessionRequest) and message.exit_policy in EXIT_POLICIES:
-            self._policy = message.exit_policy
+            with self._wake:
+                self._policy = message.exit_policy
+                _remember(self._asked, message.request, message.exit_policy)
 
     def put(self, message: Message) -> bool:
         """Queue a message; False when the outbox is closed or full.
@@ -74,6 +88,8 @@ class Outbox:
                     return False
                 if isinstance(message, Outcome):
                     self._finish(message)
+                elif isinstance(message, SessionReply) and message.request in self._asked:
+                    _remember(self._policies, message.session, self._asked[message.request])
                 self._ordinary.append(message)
             self._wake.notify()
         if self._on_ready is not None:
@@ -113,15 +129,13 @@ class Outbox:
             return
         self._early.append(outcome)
         if len(self._early) > self._early_limit:
-            by_confidence = self._policy == "priority"
-            self._early.remove(min(self._early, key=_rank) if by_confidence else self._early[-1])
+            rivals = self._rivals() if self._policy_of(outcome) == "priority" else [len(self._early) - 1]
+            del self._early[min(rivals, key=lambda i: _rank(self._early[i]))]
 
     def _finish(self, final: Outcome) -> None:
         name = final.session, (final.reply, final.round)
-        newest = max(name[1], self._finished.pop(final.session, (-1, -1)))
-        self._finished[final.session] = newest  # inserted last, so that the first entry is the oldest
-        if len(self._finished) > _SESSIONS_REMEMBERED:
-            del self._finished[next(iter(self._finished))]
+        newest = max(name[1], self._finished.get(final.session, (-1, -1)))
+        _remember(self._finished, final.session, newest)
         self._early = [
             early for early in self._early if early.session != final.session or (early.reply, early.round) > newest
         ]
@@ -131,12 +145,26 @@ class Outbox:
             return self._ordinary.popleft()
         if not self._early or not early:
             return None
-        if self._policy == "fifo":
+        if self._policy_of(self._early[0]) == "fifo":  # with both policies the oldest decides, so none waits for ever
             return self._early.pop(0)
         # Among equals: the deepest exit, then the oldest.
-        best = max(range(len(self._early)), key=lambda i: (_rank(self._early[i]), -i))
-        return self._early.pop(best)
+        return self._early.pop(max(self._rivals(), key=lambda i: (_rank(self._early[i]), -i)))
+
+    def _policy_of(self, outcome: Outcome) -> str:
+        return self._policies.get(outcome.session, self._policy)
+
+    def _rivals(self) -> list[int]:
+        """Where the early outcomes are that leave by confidence."""
+        return [i for i, early in enumerate(self._early) if self._policy_of(early) == "priority"]
 
 
 def _rank(outcome: Outcome) -> tuple[float, int]:
     return outcome.confidence, outcome.layer
+
+
+def _remember(known: dict[int, Any], name: int, value: Any) -> None:
+    """Note a value, and forget the one that was noted longest ago when there are too many."""
+    known.pop(name, None)
+    known[name] = value  # inserted last, so that the first entry is the oldest
+    if len(known) > _SESSIONS_REMEMBERED:
+        del known[next(iter(known))]

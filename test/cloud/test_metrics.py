@@ -122,6 +122,11 @@ def test_the_counts_are_those_of_the_robots_session(served):
     assert of(found, "round_accepted_tokens_count") == sum(bool(r.drafted) for r in drafted)
     assert of(found, "observation_seconds_count") == count
     assert of(found, "queue_wait_seconds_count") >= sum(rounds.values()) + count
+    assert of(found, "pass_rounds_sum") == sum(of(found, "rounds_total", mode=mode) for mode in replies)
+    assert of(found, "pass_seconds_count") == of(found, "pass_rounds_count")
+    assert of(found, "prompt_tokens_total") == 2 * count  # a table's prompts are two tokens long
+    tokens = sum(len(reply.tokens) for done in replies.values() for reply in done)
+    assert of(found, "generation_tokens_total") == tokens
     assert of(found, "received_bytes_total") == bytes_up
     assert of(found, "sent_bytes_total") == bytes_down
     for name in ("sessions_resumed_total", "sessions_refused_total", "outcomes_resent_total", "failures_total"):
@@ -198,6 +203,27 @@ def test_expired_and_evicted_sessions_are_counted_apart():
         assert of(found, "sessions_opened_total", mode="dsd") == 2
 
 
+def test_tokens_held_are_told_apart_by_what_their_session_does(served):
+    engine, robots, operators = served
+    with WebsocketChannel(robots) as channel:
+        channel.reconnect()
+        channel.send(request())
+        session = channel.receive(30).session
+        channel.send(Observation(session, 1, "go", 2, 2, "rgb8", IMAGE.tobytes(), verified=[3, 1], rounds=1))
+        channel.send(Draft(session, 1, 2, 2, []))
+        outcome = channel.receive(30)
+        found = scrape_until(operators, lambda f: of(f, "generation_tokens_total") == 1)
+        assert of(found, "prompt_tokens_total") == 2 + 2  # another verifier has generated two
+        assert of(found, "session_tokens", state="decoding") == 5
+        engine.model.eos_token_ids = frozenset({outcome.next_token})
+        found = scrape(operators)
+        assert of(found, "session_tokens", state="idle") == 5
+        assert of(found, "session_tokens", state="decoding") == 0
+    found = scrape_until(operators, lambda f: of(f, "session_tokens", state="link-down") == 5)
+    assert of(found, "session_tokens", state="link-down") == 5
+    assert of(found, "session_tokens", state="idle") == 0
+
+
 def test_early_outcomes_are_counted_by_layer(tmp_path):
     model = load_model(ModelSettings(make_tiny_model(tmp_path / "target", seed=5, layers=3)))
     model.exits = ExitAdapters.untrained(model, [1, 2])
@@ -233,7 +259,7 @@ def test_no_peer_makes_a_series(served):
     assert sum(v for name, v in found.items() if "sessions_opened" in name) == 0
     assert len(found) < 400
     labels = {label for name in found for label in re.findall(r'(\w+)="', name)}
-    assert labels == {"mode", "code", "reason", "link", "layer", "le", "version", "protocol", "model"}
+    assert labels == {"mode", "code", "reason", "link", "state", "layer", "le", "version", "protocol", "model"}
     modes = {m for name in found for m in re.findall(r'mode="([^"]*)"', name)}
     assert modes == {*PRESETS, "other"}
 

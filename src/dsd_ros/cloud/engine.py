@@ -111,6 +111,10 @@ class VerifierEngine:
         """How many sessions are held whose robot's link is up, and whose is down."""
         return self._sessions.by_link()
 
+    def held_tokens(self) -> dict[str, int]:
+        """How many tokens sessions hold, by ``sessions.STATES``."""
+        return self._sessions.tokens_by_state(self.model.eos_token_ids)
+
     def queue(self) -> tuple[int, int]:
         """How many turns wait, and how many bytes they hold."""
         return len(self._queue), self._queue.bytes
@@ -221,6 +225,7 @@ class VerifierEngine:
         for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
             with self._surviving("a round"):
                 self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
+        self.metrics.passed(time.perf_counter() - began)
 
     def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
         """What the target has to verify; everything else about the turns is done here."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from dsd_ros import __version__
+from dsd_ros.cloud.sessions import STATES
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Refusal, RefusalCode, SessionReply
 
@@ -72,6 +73,8 @@ class Metrics:
             (turns, lambda engine: engine.queue()[0]),
             (size, lambda engine: engine.queue()[1]),
         ]
+        held = self._gauge("session_tokens", "Tokens of prompts and replies that sessions hold, by state.", "state")
+        figures += [(held.labels(state), partial(_held_tokens, state)) for state in STATES]
         for gauge, figure in figures:
             gauge.set_function(partial(self._read, figure))
 
@@ -97,9 +100,14 @@ class Metrics:
         accepted = "Drafted tokens accepted. Each round gives one more, so tau is 1 + accepted / rounds."
         self._accepted = self._counters("accepted_tokens_total", accepted, "mode", PRESETS)
         accepted = "Drafted tokens accepted, per round with a draft."
+        # What an API would bill, and what vLLM counts under these names.
+        self._prompt = self._counter("prompt_tokens_total", "Tokens of prompts read, with those of pictures.").inc
+        self._generated = self._counter("generation_tokens_total", "Tokens of replies.").inc
         self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS)
         together = "Rounds verified together in one pass of the target."
         self.passing = self._histogram("pass_rounds", together, BATCH).observe
+        passed = "One pass of the target with all its rounds, and sending their results."
+        self.passed = self._histogram("pass_seconds", passed, SECONDS).observe
         seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode")
         self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
         self._read_seconds = self._histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
@@ -170,6 +178,7 @@ class Metrics:
     def read(self, session: Session, reply: ReplyState) -> None:
         """An observation was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
+        self._prompt(reply.held)  # tokens that another verifier has generated are a part of this one's prompt
         self._read_seconds.observe(seconds)
         _log.info("observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds})
 
@@ -182,6 +191,7 @@ class Metrics:
         # In a tree the robot itself accepts nodes after a rejection. The last recovered token is the round's own.
         recovered = max(0, len(draft.resampled) - 1)
         self._rounds[mode].inc()
+        self._generated(accepted + len(draft.resampled) + (0 if outcome.distribution else 1))
         if drafted or recovered:
             self._drafted[mode].inc(drafted)
             self._accepted[mode].inc(accepted + recovered)
@@ -195,6 +205,11 @@ class Metrics:
     def completed(self, session: Session, draft: Draft) -> None:
         """A reply ended with tokens that the robot drew itself."""
         self._accepted[session.request.mode].inc(max(0, len(draft.resampled) - 1))
+        self._generated(len(draft.resampled))
+
+
+def _held_tokens(state: str, engine: VerifierEngine) -> int:
+    return engine.held_tokens()[state]
 
 
 def _where(session: int, reply: int, number: int) -> dict[str, object]:

@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from dsd_ros.cloud.target import TargetModel
 
 Answer = Callable[[Message], object]
+# A reply that its robot has cut off counts as being decoded until the next one begins.
+DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
 
 
 class Prefix(Protocol):
     """A prompt and the verified tokens of its reply, as the target holds them."""
 
+    prompt_length: int  # tokens of the prompt, with those of the pictures
     tokens: list[int]
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -66,6 +69,11 @@ class ReplyState:
     def tokens(self) -> list[int]:
         """The verified tokens."""
         return self.sequence.tokens if self.sequence is not None else []
+
+    @property
+    def held(self) -> int:
+        """Tokens of the prompt and of the reply."""
+        return self.sequence.prompt_length + len(self.sequence.tokens) if self.sequence is not None else 0
 
     @property
     def rounds(self) -> int:
@@ -138,6 +146,20 @@ class SessionTable:
         with self._lock:
             up = sum(session.peer is not None for session in self._sessions.values())
             return up, len(self._sessions) - up
+
+    def tokens_by_state(self, end_tokens: frozenset[int]) -> dict[str, int]:
+        """Tokens of prompts and replies that sessions hold, by their STATES."""
+        held = dict.fromkeys(STATES, 0)
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            reply = session.reply
+            if reply is None:
+                continue
+            last = reply.outcomes[-1] if reply.outcomes else None
+            ended = last is not None and not last.distribution and last.next_token in end_tokens
+            held[LINK_DOWN if session.peer is None else IDLE if ended else DECODING] += reply.held
+        return held
 
     def find(self, session: int, peer: Hashable) -> Session | None:
         """The session of that id, if it is this peer's."""

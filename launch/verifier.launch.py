@@ -20,6 +20,7 @@ def generate_launch_description() -> LaunchDescription:
         "documents": "cloud_documents",
         "text_model": "text_model",
         "token_file": "token_file",
+        "tokens_file": "tokens_file",
         "allow_unauthenticated": "allow_unauthenticated",
     }
     arguments = [
@@ -30,6 +31,7 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
         DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
         DeclareLaunchArgument("token_file", **setting("verifier_node", "token_file")),
+        DeclareLaunchArgument("tokens_file", **setting("verifier_node", "tokens_file")),
         DeclareLaunchArgument("allow_unauthenticated", **setting("verifier_node", "allow_unauthenticated")),
     ]
     return LaunchDescription([group(*arguments, node("verifier_node", verifier, **restarted()))])

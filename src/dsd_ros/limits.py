@@ -6,6 +6,7 @@ MAX_SIDE = 8192  # pixels of a picture
 MAX_PIXELS = 1 << 24  # of a picture
 MAX_HISTORY = 8  # earlier pictures of an observation
 ENCODINGS = ("png", "rgb8")  # of pictures on the wire
+MAX_OTHERS = 8  # other verifiers that one names
 _PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 
 

@@ -25,7 +25,8 @@ ROOT = "dsd_ros"
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 FIELDS = (
-    "session", "reply", "round", "mode", "drafted", "accepted", "tokens", "rounds", "tau", "seconds", "code", "attempt",
+    "robot", "session", "reply", "round", "mode", "drafted", "accepted", "tokens", "rounds", "tau", "seconds", "code",
+    "attempt",
 )  # fmt: skip
 LINES_PER_SECOND = 200  # below warnings, so that a peer cannot fill a disk
 

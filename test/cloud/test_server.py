@@ -192,7 +192,7 @@ def until(holds, seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize("how", ["signal", "poll"])
 def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path, how, monkeypatch, caplog):
-    monkeypatch.setattr(server_module, "CERTIFICATE_POLL_S", 0.05 if how == "poll" else 60.0)
+    monkeypatch.setattr(server_module, "RELOAD_POLL_S", 0.05 if how == "poll" else 60.0)
     (first, first_key), (second, second_key) = (new_certificate(tmp_path, name) for name in ("first", "second"))
     certificate, key = tmp_path / "in_use.pem", tmp_path / "in_use.key"
     shutil.copy(first, certificate)
@@ -207,7 +207,7 @@ def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path
                 shutil.copy(source, tmp_path / "new")
                 (tmp_path / "new").rename(target)
                 if how == "signal":
-                    server.reload_certificate()
+                    server.reload()
                 if target is certificate:  # the key does not fit yet: the pair before stays in use
                     assert until(lambda: "the one before stays in use" in caplog.text)
                     assert shown_certificate(server.url).split() == first.read_text().split()
@@ -304,6 +304,9 @@ class Teller:
 
     def disconnect(self, peer) -> None:
         pass
+
+    def has_room(self, account: str) -> bool:
+        return True
 
 
 def said(number: int, confidence: float, token: int = 0, final: bool = False) -> Outcome:

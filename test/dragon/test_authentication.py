@@ -13,6 +13,7 @@ from stranger import Stranger
 from table_model import TableModel
 
 from dsd_ros.cloud.authentication import Authenticator
+from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.client import DragonClient
@@ -31,7 +32,7 @@ QUESTION = "bring me to the chair I like"
 @contextlib.contextmanager
 def cloud(token: str | None = TOKEN) -> Iterator[tuple[WithDocuments, LocalChannel]]:
     both = WithDocuments(VerifierEngine(CLOUD), DragonServer(CLOUD, THEIRS, asking=Letters(12)))
-    with both, LocalChannel(Authenticator(both, token, 64) if token is not None else both) as channel:
+    with both, LocalChannel(Authenticator(both, Tokens.shared(token), 64) if token is not None else both) as channel:
         yield both, channel
 
 

@@ -17,6 +17,7 @@ from table_model import TableModel
 from wire_samples import SAMPLES
 
 from dsd_ros.cloud.authentication import Authenticator
+from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -117,7 +118,7 @@ class Rig:
         self.engine = stack.enter_context(VerifierEngine(TARGET))
         self.served: Any = self.engine
         if verifier is not None:
-            self.served = Authenticator(self.engine, verifier, 64)
+            self.served = Authenticator(self.engine, Tokens.shared(verifier), 64)
         self.local = stack.enter_context(LocalChannel(self.served))
         self.stranger = Stranger(self.local)
         self.channel: Any = self.stranger
@@ -306,11 +307,11 @@ def test_a_verifier_that_was_restarted_says_so_with_proof(rig, settings):
         def restart(message: m.Message) -> None:
             if isinstance(message, m.Draft) and message.round == 2:
                 rig.stranger.on_up = lambda _: None
-                rig.local._engine = Authenticator(anew, TOKEN, 64)
+                rig.local._engine = Authenticator(anew, Tokens.shared(TOKEN), 64)
 
         if settings["mode"] == "ar":  # its target goes on alone: between two replies
             replies = [session.decode(IMAGE, "go").tokens]
-            rig.local._engine = Authenticator(anew, TOKEN, 64)
+            rig.local._engine = Authenticator(anew, Tokens.shared(TOKEN), 64)
         else:
             rig.stranger.on_up = restart
             replies = [session.decode(IMAGE, "go").tokens]

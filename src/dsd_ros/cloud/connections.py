@@ -12,17 +12,24 @@ import errno
 import ipaddress
 import logging
 import os
+import random
 import resource
 import socket
 import time
 from asyncio import BaseTransport
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
+
+from dsd_ros.wire.authentication import name_of
+from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, Question, QuestionEnd, SessionClose
+
+if TYPE_CHECKING:
+    from dsd_ros.cloud.credentials import TokenHolder
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +50,7 @@ class DoorLimits:
     """What all connections, and those of one address, may take together."""
 
     connections: int
-    connections_per_address: int
+    connections_per_address: int  # or of one robot, where robots have names
     messages_per_second: float  # of one address
     receiving_bytes: int
 
@@ -93,14 +100,18 @@ def report_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 class Door:
-    """Counts connections by address, their messages and the bytes of frames that are still being received."""
+    """Counts connections by account, their messages and the bytes of frames that are still being received.
 
-    def __init__(self, limits: DoorLimits, refused: Callable[[str], object] = lambda _: None) -> None:
-        """``refused(reason)`` is called for each connection that is refused or cut off."""
+    A connection's account is its robot's name where it has one, since a balancer gives all robots one address.
+    """
+
+    def __init__(self, limits: DoorLimits, refused: Callable[..., object] = lambda *_: None) -> None:
+        """``refused(reason, robot's name)`` is called for each connection that is refused or cut off."""
         self._limits, self._refused = limits, refused
-        self._open: Counter[str] = Counter()
-        self._admitted: Counter[str] = Counter()
-        self._messages: dict[str, tuple[float, int]] = {}  # address -> begin of its window, messages in it
+        self._open: Counter[str] = Counter()  # by address, without those that robots with a name were admitted over
+        self._admitted: Counter[str] = Counter()  # by account
+        self._messages: dict[str, tuple[float, int]] = {}  # account -> begin of its window, messages in it
+        self._named = 0  # connections that robots with a name were admitted over
         self._holding: dict[RobotConnection, int] = {}
         self._next_line: dict[str, float] = {}
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -124,7 +135,7 @@ class Door:
         limits, address = self._limits, connection.address
         if connection.fileno() >= self._files:
             return self.refuse("files", "the process has few file descriptors left: raise its limit (ulimit -n)")
-        if self._open.total() >= limits.connections + 4 * HANDSHAKES:
+        if self._open.total() + self._named >= limits.connections + 4 * HANDSHAKES:
             return self.refuse("full", "all connections are taken: raise max_sessions")
         if self._open[address] >= limits.connections_per_address + HANDSHAKES:
             return self.refuse("address", f"{address} has too many: raise connections_per_address")
@@ -138,15 +149,22 @@ class Door:
             del self._open[address]
             self._messages.pop(address, None)
 
-    def refusal(self, address: str) -> str:
+    def refusal(self, connection: RobotConnection) -> str:
         """Why a robot may not have a connection, in one sentence; empty: it may."""
-        limits = self._limits
+        limits, robot = self._limits, connection.robot
         if self._admitted.total() >= limits.connections:
             self._refused("full")
             return (
                 f"the verifier already has its {limits.connections} connections; try again later, or raise max_sessions"
             )
-        if self._admitted[address] >= limits.connections_per_address:
+        held, most = self._admitted[connection.account], connection.limit or limits.connections_per_address
+        if robot and held >= most:
+            self._refused("robot", robot)
+            return (
+                f"the robot {robot} already has its {most} connections; close some, or raise its 'connections' in the "
+                "verifier's tokens file"
+            )
+        if held >= most:
             self._refused("address")
             return (
                 f"your address already has its {limits.connections_per_address} connections; close some, or raise the "
@@ -155,23 +173,30 @@ class Door:
         return ""
 
     @contextlib.contextmanager
-    def admitted(self, address: str) -> Any:
+    def admitted(self, connection: RobotConnection) -> Any:
         """Count a robot's connection while the block runs."""
-        self._admitted[address] += 1
+        account, named = connection.account, bool(connection.robot)
+        self._admitted[account] += 1
+        self._open[connection.address] -= named
+        self._named += named
         try:
             yield
         finally:
-            self._admitted[address] -= 1
-            if not self._admitted[address]:
-                del self._admitted[address]
+            self._open[connection.address] += named
+            self._named -= named
+            self._admitted[account] -= 1
+            if not self._admitted[account]:
+                del self._admitted[account]
+                if named:
+                    self._messages.pop(account, None)
 
-    def pause(self, address: str) -> float:
-        """Count a message of this address; how long to wait before reading its next one, s."""
+    def pause(self, account: str) -> float:
+        """Count a message of this account; how long to wait before reading its next one, s."""
         now = time.monotonic()
-        began, count = self._messages.get(address, (now, 0))
+        began, count = self._messages.get(account, (now, 0))
         if now - began >= _WINDOW_S:
             began, count = now, 0
-        self._messages[address] = began, count + 1
+        self._messages[account] = began, count + 1
         return began + _WINDOW_S - now if count + 1 >= self._limits.messages_per_second * _WINDOW_S else 0.0
 
     def holds(self, connection: RobotConnection, size: int) -> None:
@@ -271,15 +296,61 @@ def listeners(host: str, port: int, door: Door) -> list[Listener]:
 
 
 class RobotConnection(ServerConnection):
-    """A websocket whose frames are read a few at a time, and are small until a session is open."""
+    """A websocket whose frames are read a few at a time, and are small until a session is open.
+
+    It can be closed without harm ``between_replies``: its robot then dials again, and a balancer may choose another
+    verifier.
+    """
 
     door: Door
     address = ""
+    holder: TokenHolder | None = None  # whose token it shows
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._unread = bytearray()
         self._controls, self._began = 0, time.monotonic()
+        self._lifetime = random.uniform(0.9, 1.1)  # of max_link_age_s, so that robots do not all move at once
+        self._replies: set[Hashable] = set()  # sessions and questions in the middle of a reply
+        self._active = self._began  # when the last message came or went
+
+    @property
+    def robot(self) -> str:
+        """The robot's name, where each has a token of its own."""
+        return self.holder.name if self.holder is not None else ""
+
+    @property
+    def account(self) -> str:
+        """What limits are counted for."""
+        return self.robot or self.address
+
+    @property
+    def limit(self) -> int | None:
+        """Connections that its robot may have; None: no limit of its own."""
+        return self.holder.connections if self.holder is not None else None
+
+    def carried(self, message: Message, ends: Container[int]) -> None:
+        """Note a message that came or goes; ``ends``: the tokens that end a reply."""
+        self._active = time.monotonic()
+        match message:
+            case Observation() | Draft() | Question():
+                self._replies.add(name_of(message))
+            case Outcome() if message.is_final and not message.distribution and message.next_token in ends:
+                self._replies.discard(name_of(message))
+            case SessionClose() | QuestionEnd():
+                self._replies.discard(name_of(message))
+
+    def between_replies(self, quiet_s: float) -> bool:
+        """Whether every robot of this connection is between two replies, as far as messages tell.
+
+        A reply that the robot cuts off at its length looks like one that goes on, until ``quiet_s`` without a message:
+        a robot that waits for an answer sends again before that.
+        """
+        return not self._replies or time.monotonic() - self._active > quiet_s
+
+    def outlived(self, age_s: float) -> bool:
+        """Whether it is older than about ``age_s``; 0: never."""
+        return age_s > 0 and time.monotonic() - self._began > age_s * self._lifetime
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
@@ -312,7 +383,7 @@ class RobotConnection(ServerConnection):
             self._controls += 1
             if self._controls > _CONTROL_FRAMES + _CONTROL_FRAMES_A_SECOND * (time.monotonic() - self._began):
                 if not self.transport.is_closing():
-                    self.door.cut_off(self, "flood", f"{self.address} sends too many pings")
+                    self.door.cut_off(self, "flood", f"{self.account} sends too many pings")
                 return
         super().process_event(event)
 
@@ -320,7 +391,7 @@ class RobotConnection(ServerConnection):
         """Seconds to sleep before message number ``count`` is handled, so that others have their turn; None: not."""
         if self._unread:
             self.read_on()
-        wait = self.door.pause(self.address)
+        wait = self.door.pause(self.account)
         return wait if wait or count % _FRAMES_A_TURN == 0 else None
 
     def connection_lost(self, exc: Exception | None) -> None:

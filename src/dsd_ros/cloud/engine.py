@@ -107,6 +107,15 @@ class VerifierEngine:
         """How many sessions are held."""
         return len(self._sessions)
 
+    @property
+    def alive(self) -> bool:
+        """Whether every worker runs; without one not everything is answered any more."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def has_room(self, account: str) -> bool:
+        """Whether a robot of this account (``RobotLink.account``) can open or resume a session now."""
+        return self._sessions.has_room(account)
+
     def held_sessions(self) -> tuple[int, int]:
         """How many sessions are held whose robot's link is up, and whose is down."""
         return self._sessions.by_link()

@@ -2,8 +2,8 @@
 """What an operator sees of a verifier: Prometheus metrics, and log lines with session, reply and round.
 
 Names follow Prometheus' conventions: base units, counters end in _total. The values of every label are known when the
-verifier starts (modes, refusal codes, exit layers), so nothing that a peer sends makes a new series. No line holds an
-instruction, a ticket or a token.
+verifier starts (modes, refusal codes, exit layers) or stand in its tokens file (robots), so nothing that a peer sends
+makes a new series. No line holds an instruction, a ticket or a token.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full", "address", "files", "memory", "flood")
-SESSION_LIMITS = ("total", "address", "connection")
+REFUSED_CONNECTIONS = ("token", "full", "draining", "address", "robot", "files", "memory", "flood")
+SESSION_LIMITS = ("total", "address", "robot", "connection")
 DROPPED = ("missing", "forged", "replayed")  # a message's tag
 
 
@@ -86,6 +86,11 @@ class Metrics:
         self._over = self._counters("sessions_over_limit_total", over, "reason", SESSION_LIMITS)
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
         self.connected = self._gauge("connections", "Robots' connections.").inc
+        self.moved = self._counter("connections_moved_total", "Connections closed so that their robots move on.").inc
+        self._robot_sessions = self._gauge("robot_sessions", "Sessions held, by the robot's name.", "robot")
+        self._robot_rounds = self._counter("robot_rounds_total", "Rounds verified, by the robot's name.", "robot")
+        over = "Connections and sessions refused at a robot's own limit, by its name."
+        self._robot_refused = self._counter("robot_refusals_total", over, "robot")
         refused = "Connections refused or cut off: wrong token, or a limit reached."
         self.refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
         dropped = "Messages dropped because their tag is missing, forged or replayed."
@@ -164,23 +169,46 @@ class Metrics:
         """A session was opened, or resumed over a new link."""
         mode = session.request.mode
         (self._resumed if resumed else self._opened[mode]).inc()
-        _log.info("session %s", "resumed" if resumed else "opened", extra={"session": session.id, "mode": mode})
+        if session.robot and not resumed:
+            self._robot_sessions.labels(session.robot).inc()
+        fields = {"session": session.id, "mode": mode} | _robot(session.robot)
+        _log.info("session %s", "resumed" if resumed else "opened", extra=fields)
 
-    def ended(self, session: int, reason: str) -> None:
+    def ended(self, session: Session, reason: str) -> None:
         """A session ended, for one of the reasons in ENDS."""
         self._ended[reason].inc()
-        _log.info("session %s", reason, extra={"session": session})
+        if session.robot:
+            self._robot_sessions.labels(session.robot).dec()
+        _log.info("session %s", reason, extra={"session": session.id} | _robot(session.robot))
 
-    def over_limit(self, limit: str) -> None:
-        """A session was refused because one of SESSION_LIMITS is reached."""
+    def over_limit(self, limit: str, robot: str) -> None:
+        """A session of ``robot``, "" without a name, was refused because one of SESSION_LIMITS is reached."""
         self._over[limit].inc()
+        if limit == "robot":
+            self._robot_refused.labels(robot).inc()
+        _log.info("a session is over its limit (%s)", limit, extra=_robot(robot))
+
+    def name_robots(self, names: Iterable[str]) -> None:
+        """Begin the counts of these robots."""
+        for name in names:
+            for family in (self._robot_sessions, self._robot_rounds, self._robot_refused):
+                family.labels(name)
+
+    def refused(self, reason: str, robot: str = "") -> None:
+        """A connection was refused or cut off, for one of REFUSED_CONNECTIONS."""
+        self.refused_connections[reason].inc()
+        if reason == "robot":
+            self._robot_refused.labels(robot).inc()
+        if robot:
+            _log.info("a connection is refused (%s)", reason, extra=_robot(robot))
 
     def read(self, session: Session, reply: ReplyState) -> None:
         """An observation was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
         self._prompt(reply.held)  # tokens that another verifier has generated are a part of this one's prompt
         self._read_seconds.observe(seconds)
-        _log.info("observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds})
+        fields = _where(session.id, reply.number, reply.rounds) | {"seconds": seconds} | _robot(session.robot)
+        _log.info("observation read", extra=fields)
 
     def verified(self, round: PendingRound, outcome: Outcome, seconds: float) -> None:
         """A round was verified; the reply's tokens include its own."""
@@ -192,6 +220,8 @@ class Metrics:
         recovered = max(0, len(draft.resampled) - 1)
         self._rounds[mode].inc()
         self._generated(accepted + len(draft.resampled) + (0 if outcome.distribution else 1))
+        if session.robot:
+            self._robot_rounds.labels(session.robot).inc()
         if drafted or recovered:
             self._drafted[mode].inc(drafted)
             self._accepted[mode].inc(accepted + recovered)
@@ -210,6 +240,10 @@ class Metrics:
 
 def _held_tokens(state: str, engine: VerifierEngine) -> int:
     return engine.held_tokens()[state]
+
+
+def _robot(name: str) -> dict[str, object]:
+    return {"robot": name} if name else {}
 
 
 def _where(session: int, reply: int, number: int) -> dict[str, object]:

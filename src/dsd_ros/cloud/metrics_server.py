@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A websocket server on a thread of its own, its answers to plain HTTP (/metrics, /healthz), and the metrics server."""
+"""A websocket server on a thread of its own, its answers to plain HTTP (/metrics, /healthz, /readyz), and the metrics
+server.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from asyncio import BaseTransport
+from collections.abc import Callable
 from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
@@ -50,6 +53,7 @@ class ServerThread(ABC):
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._links: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
+        self._servers: list[Server] = []
         self.door = Door(DoorLimits(MAX_SCRAPES, MAX_SCRAPES, math.inf, sys.maxsize))
 
     @abstractmethod
@@ -104,7 +108,7 @@ class ServerThread(ABC):
         sockets: list[Listener] = []
         try:
             sockets = listeners(self.host, self.port, self.door)
-            servers = [await self.listen(listener) for listener in sockets]
+            self._servers = [await self.listen(listener) for listener in sockets]
             host, port = sockets[0].getsockname()[:2]
             self.url = self.url_of(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except Exception as error:
@@ -116,16 +120,21 @@ class ServerThread(ABC):
         finally:
             ready.set()
         await self._stop.wait()
-        for server in servers:
+        for server in self._servers:
             server.close()
         # A peer that does not answer the closing handshake is not waited for.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(s.wait_closed() for s in servers)), 2 * CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.gather(*(s.wait_closed() for s in self._servers)), 2 * CLOSE_TIMEOUT_S)
         for link in self._links:
             transport = getattr(link, "transport", None)  # None: it never got past the TLS handshake
             if transport is not None:
                 transport.abort()
         self.door.close()
+
+    def stop_listening(self) -> None:
+        """Accept no more connections; those that are open stay. In the event loop."""
+        for server in self._servers:
+            server.server.close()
 
     def _listen_error(self, error: Exception) -> ServerError:
         where = f"{self.what} {self.port} on {self.host}"
@@ -159,10 +168,12 @@ class MetricsServer(ServerThread):
     what, port_zero = "metrics port", "none"
     connection_type = _Scrape
 
-    def __init__(self, registry: CollectorRegistry, settings: MetricsSettings) -> None:
-        """Port 0 takes any free port."""
+    def __init__(
+        self, registry: CollectorRegistry, settings: MetricsSettings, unready: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Port 0 takes any free port. ``unready``: why the service takes no new client now; empty: it does."""
         super().__init__(settings.metrics_host, settings.metrics_port)
-        self._registry = registry
+        self._registry, self._unready = registry, unready
 
     def start(self) -> str:
         url = super().start()
@@ -175,7 +186,7 @@ class MetricsServer(ServerThread):
             _no_websocket,
             sock=listener,
             logger=library_log,
-            process_request=lambda connection, request: respond(connection, request, self._registry),
+            process_request=lambda connection, request: respond(connection, request, self._registry, self._unready()),
             create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
             open_timeout=SCRAPE_TIMEOUT_S,
             close_timeout=SCRAPE_TIMEOUT_S,
@@ -190,13 +201,16 @@ async def _no_websocket(connection: ServerConnection) -> None:
     """Never called: every request is answered over HTTP."""
 
 
-def respond(connection: ServerConnection, request: Request, registry: CollectorRegistry) -> Response:
-    """The answer to a plain HTTP request."""
+def respond(connection: ServerConnection, request: Request, registry: CollectorRegistry, unready: str = "") -> Response:
+    """The answer to a plain HTTP request; ``unready``: what /readyz says instead of ok."""
     path = request.path.partition("?")[0]
     if request.method not in ("GET", "HEAD"):
         return connection.respond(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is answered here.\n")
     if path == "/healthz":
         response = connection.respond(http.HTTPStatus.OK, "ok\n")
+    elif path == "/readyz":
+        status = http.HTTPStatus.SERVICE_UNAVAILABLE if unready else http.HTTPStatus.OK
+        response = connection.respond(status, f"{unready or 'ok'}\n")
     elif path == "/metrics":
         encoder, kind = choose_encoder(request.headers.get("Accept", ""))
         response = connection.respond(http.HTTPStatus.OK, encoder(registry).decode())

@@ -13,32 +13,32 @@ import logging
 import select
 import signal
 import socket
-import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.connections import Door, DoorLimits, Listener, RobotConnection, library_log
+from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
-from dsd_ros.cloud.sessions import Answer
-from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, is_loopback
+from dsd_ros.cloud.sessions import Answer, full
+from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, addresses, is_loopback
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.limits import largest_vocabulary
-from dsd_ros.paths import user_path
-from dsd_ros.wire.channel import read_token, shows_token
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import (
     FIRST_FRAME_BYTES,
     MAX_FRAME_BYTES,
     Message,
+    Observation,
     QuestionReply,
     Refusal,
     RefusalCode,
@@ -53,7 +53,12 @@ _log = logging.getLogger(__name__)
 MAX_UNSENT_FRAMES = 4096
 MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
-CERTIFICATE_POLL_S = 5.0
+ENGINE_POLL_S = 1.0
+RELOAD_POLL_S = 5.0  # how often changed files are noticed
+QUIET_S = 5.0  # without a message, a robot is between two replies; one that waits sends again sooner
+_LOOK_S = 0.2  # how often connections are looked at
+_MOST_REASON = 120  # characters of a close frame's sentence
+_SHUTTING_DOWN = "the verifier is shutting down"
 
 _BUSY_LINK_POLL_S = 0.002
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
@@ -66,72 +71,13 @@ class Served(Protocol):
     def model(self) -> Any: ...
     @property
     def metrics(self) -> Metrics: ...
+    @property
+    def alive(self) -> bool: ...
+    def has_room(self, account: str) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
-
-
-class _Certificate:
-    """A TLS certificate and its key, which are read again when their files change."""
-
-    def __init__(self, certificate: str, key: str) -> None:
-        """ServerError when they cannot be used."""
-        self._files = user_path(certificate), user_path(key)
-        self._read = self._state()
-        self._watcher: asyncio.Task[None] | None = None
-        try:
-            self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        except (OSError, ssl.SSLError) as error:
-            raise ServerError(f"certificate {certificate} with key {key} cannot be used: {error}") from error
-
-    def watch(self) -> None:
-        """Look at the files every few seconds. In the event loop."""
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch())
-
-    def reload(self) -> None:
-        """Use what the files hold now for new connections. What cannot be used is logged, and the last one stays."""
-        state = self._state()
-        if state == self._read:
-            return
-        self._read = state
-        try:
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # only a whole pair may replace the one in use
-            self._load(self.context)
-        except (OSError, ssl.SSLError) as error:
-            _log.warning(
-                "the changed certificate %s with key %s cannot be used, and the one before stays in use: %s",
-                *self._files, error,
-            )  # fmt: skip
-        else:
-            _log.info("the certificate %s has changed and is in use for new connections", self._files[0])
-
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(*self._files, self._password)
-        return context
-
-    def _password(self) -> str:
-        """Refuse an encrypted key, also when it is loaded again: a service has no terminal to ask on."""
-        raise ssl.SSLError(
-            f"the key {self._files[-1]} is encrypted; decrypt it with 'openssl pkey' into a file that only the "
-            "verifier's user can read"
-        )
-
-    def _state(self) -> list[tuple[int, int, int]]:
-        """What changes when a file is replaced or written; nothing of a file that is not there."""
-        found = []
-        for file in self._files:
-            with contextlib.suppress(OSError):
-                status = Path(file).stat()
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        return found
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(CERTIFICATE_POLL_S)
-            self.reload()
 
 
 class VerifierServer(ServerThread):
@@ -144,26 +90,35 @@ class VerifierServer(ServerThread):
     connection_type = RobotConnection
 
     def __init__(self, engine: Served, settings: VerifierSettings) -> None:
-        """ServerError or ValueError when token, certificate or key cannot be used."""
+        """ServerError or ValueError when tokens, certificate or key cannot be used."""
         super().__init__(settings.host, settings.port)
         self._engine = engine
         self._settings = settings
-        self._token = read_token(settings.token_file) if settings.token_file else None
+        self._tokens = Tokens.of(settings.token_file, settings.tokens_file)
         self._submit = engine.submit
-        if self._token is not None:
-            self._submit = Authenticator(engine, self._token, settings.max_sessions).submit
-        self._certificate = _Certificate(settings.certificate, settings.key) if settings.certificate else None
+        self._guard: Authenticator | None = None
+        if self._tokens is not None:
+            self._guard = Authenticator(engine, self._tokens, settings.max_sessions)
+            self._submit = self._guard.submit
+        self._certificate = Certificate(settings.certificate, settings.key) if settings.certificate else None
+        self._others = [("Link", f'<{url}>; rel="alternate"') for url in addresses(settings.other_verifiers)]
+        self._served: set[RobotConnection] = set()  # connections of robots
+        self._ends = engine.model.eos_token_ids
+        self._full = full(settings)
+        self._draining = False
+        self._closing: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
         limits = DoorLimits(
             2 * settings.max_sessions,
             settings.connections_per_address,
             settings.messages_per_second,
             settings.memory_mb * RECEIVING_BYTES_OF_A_MB,
         )
-        self.door = Door(limits, lambda reason: engine.metrics.refused_connections[reason].inc())
+        self.door = Door(limits, engine.metrics.refused)
 
     def start(self) -> str:
         url = super().start()
-        if self._token is None and not is_loopback(self.host):
+        if self._tokens is None and not is_loopback(self.host):
             _log.warning("no token file is set: whoever reaches %s can use this verifier", url)
         return url
 
@@ -176,13 +131,15 @@ class VerifierServer(ServerThread):
         tls: dict[str, Any] = {}
         if self._certificate is not None:
             tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": OPEN_TIMEOUT_S}
-            self._certificate.watch()
+        if self._keeper is None or self._keeper.done():
+            self._keeper = asyncio.create_task(self._keep())
         return await serve(
             self._handle,  # type: ignore[arg-type]  # ``connect`` makes its connections
             sock=listener,
             logger=library_log,
             **tls,
             process_request=self._admit,
+            process_response=self._name_others,
             create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
             compression=None,
             max_size=FIRST_FRAME_BYTES,
@@ -198,33 +155,128 @@ class VerifierServer(ServerThread):
     def url_of(self, address: str) -> str:
         return f"{'wss' if self._certificate is not None else 'ws'}://{address}"
 
-    def reload_certificate(self) -> None:
-        """Read certificate and key again if their files have changed; open connections stay. From any thread."""
-        if self._certificate is not None and self._loop is not None:
+    def reload(self) -> None:
+        """Read certificate and tokens again if their files have changed. From any thread.
+
+        Open connections stay, but those whose token is no longer taken.
+        """
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the server has shut down
-                self._loop.call_soon_threadsafe(self._certificate.reload)
+                self._loop.call_soon_threadsafe(self._reload)
+
+    def drain(self, seconds: float, stop: threading.Event | None = None) -> None:
+        """Take no more robots, send each elsewhere after its reply, and return when none is left.
+
+        At the latest after ``seconds``, or when ``stop`` is set. Robots in the middle of a reply go on at another
+        verifier. From another thread than the server's.
+        """
+        loop = self._loop
+        if loop is None or seconds <= 0:
+            return
+        self._draining = True
+        loop.call_soon_threadsafe(self.stop_listening)
+        until, stop = time.monotonic() + seconds, stop or threading.Event()
+        while self._served and time.monotonic() < until and not stop.wait(_LOOK_S / 4):
+            pass
+
+    async def _keep(self) -> None:
+        """Look after what changes by itself: files, and connections that should move to another verifier."""
+        next_reload = time.monotonic() + RELOAD_POLL_S
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if time.monotonic() >= next_reload:
+                self._reload()
+                next_reload = time.monotonic() + RELOAD_POLL_S
+            for connection in list(self._served):
+                if self._should_move(connection) and connection.between_replies(QUIET_S):
+                    self._move(connection)
+
+    def _reload(self) -> None:
+        if self._certificate is not None:
+            self._certificate.reload()
+        if self._tokens is None or self._guard is None or not self._tokens.reload():
+            return
+        self._guard.name_robots()
+        for connection in list(self._served):
+            if connection.holder is not None and connection.holder not in self._tokens:
+                self._end(connection, CloseCode.POLICY_VIOLATION, "its token is no longer taken")
+
+    def _should_move(self, connection: RobotConnection) -> bool:
+        return self._draining or connection.outlived(self._settings.max_link_age_s)
+
+    def _move(self, connection: RobotConnection) -> None:
+        self._engine.metrics.moved()
+        if self._draining:
+            self._end(connection, CloseCode.SERVICE_RESTART, _SHUTTING_DOWN)
+        else:
+            self._end(connection, CloseCode.GOING_AWAY, "it is max_link_age_s old; dial again")
+
+    def _end(self, connection: RobotConnection, code: int, reason: str) -> None:
+        """Close a robot's connection, whose link is down from now on."""
+        self._served.discard(connection)
+        task = asyncio.create_task(connection.close(code, reason[:_MOST_REASON]))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """None for a robot that may connect; a response for others, and for plain HTTP requests."""
-        path = request.path.partition("?")[0]
+        assert isinstance(connection, RobotConnection)
+        path, metrics = request.path.partition("?")[0], self._engine.metrics
         if path == "/healthz":
-            return respond(connection, request, self._engine.metrics.registry)
-        if self._token is not None and not shows_token(_single(request.headers.get_all("Authorization")), self._token):
-            self._engine.metrics.refused_connections["token"].inc()
-            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
+            return respond(connection, request, metrics.registry)
+        if path == "/readyz":
+            return respond(connection, request, metrics.registry, self.unready())
+        if self._tokens is not None:
+            connection.holder = self._tokens.shown_by(_single(request.headers.get_all("Authorization")))
+            if connection.holder is None:
+                metrics.refused("token")
+                return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
+        if path == "/metrics" and connection.robot:
+            sentence = "no robot's token reads what others do; metrics are on the verifier's metrics port\n"
+            return connection.respond(http.HTTPStatus.FORBIDDEN, sentence)
         if path == "/metrics":
-            return respond(connection, request, self._engine.metrics.registry)
-        refusal = self.door.refusal(connection.address)  # type: ignore[attr-defined]
+            return respond(connection, request, metrics.registry)
+        return self._refuse(connection)
+
+    def unready(self) -> str:
+        """Why this verifier takes no new robot now, in one sentence; empty: it does."""
+        if self._draining:
+            return _SHUTTING_DOWN
+        return "" if self._engine.has_room("") else self._full
+
+    def _refuse(self, connection: RobotConnection) -> Response | None:
+        """The answer to a robot that may not connect, which names other verifiers; None: it may."""
+        refusal = _SHUTTING_DOWN if self._draining else ""
         if refusal:
-            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
-        return None
+            self._engine.metrics.refused("draining", connection.robot)
+        elif not self._engine.has_room(connection.account):
+            refusal = self._full
+            self._engine.metrics.refused("full", connection.robot)
+        else:
+            refusal = self.door.refusal(connection)
+        if not refusal:
+            return None
+        response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
+        self._name_others(connection, None, response)
+        return response
+
+    def _name_others(self, _: ServerConnection, __: Request | None, response: Response) -> None:
+        """Tell a robot which other verifiers it may dial (RFC 8288)."""
+        for name, value in self._others:
+            response.headers[name] = value
 
     async def _handle(self, connection: RobotConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
         settings = self._settings
-        peer = RobotLink(connection.address, settings.sessions_per_connection, settings.sessions_per_address)
-        with self.door.admitted(connection.address):
-            await self._serve_robot(connection, peer)
+        holder = connection.holder
+        sessions = holder.sessions if holder is not None and holder.sessions else settings.sessions_per_address
+        peer = RobotLink(connection.address, settings.sessions_per_connection, sessions, connection.robot)
+        with self.door.admitted(connection):
+            self._served.add(connection)
+            try:
+                await self._serve_robot(connection, peer)
+            finally:
+                self._served.discard(connection)
 
     async def _serve_robot(self, connection: RobotConnection, peer: RobotLink) -> None:
         self._engine.metrics.connected(1)
@@ -240,6 +292,11 @@ class VerifierServer(ServerThread):
         def answer(message: Message) -> None:
             if isinstance(message, (SessionReply, QuestionReply)) and not message.error:
                 in_loop(lambda: connection.allow_frames_of(self._most_bytes))
+            if isinstance(message, SessionReply) and message.error == self._full:
+                in_loop(
+                    lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, message.error)
+                )  # another verifier may have room
+                return
             if not outbox.put(message):
                 in_loop(connection.transport.abort)
 
@@ -276,8 +333,13 @@ class VerifierServer(ServerThread):
                 answer(refusal)
                 continue
             outbox.adopt_policy(message)
+            begins = isinstance(message, Observation) and connection.between_replies(QUIET_S)
+            if begins and self._should_move(connection):
+                self._move(connection)
+                return
+            connection.carried(message, self._ends)
             if not self._submit(message, answer, peer):
-                await connection.close(1001, "the verifier is shutting down")
+                await connection.close(1001, _SHUTTING_DOWN)
                 return
 
     @property
@@ -286,7 +348,7 @@ class VerifierServer(ServerThread):
         evidence = 4 * MAX_DRAFT_LENGTH * largest_vocabulary(self._engine.model.vocab_size)
         return min(MAX_FRAME_BYTES, max(evidence, self._settings.message_mb << 20) + 4096)
 
-    async def _send(self, connection: ServerConnection, outbox: Outbox, ready: asyncio.Event) -> None:
+    async def _send(self, connection: RobotConnection, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
 
         The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
@@ -304,6 +366,7 @@ class VerifierServer(ServerThread):
                 if message is not None:
                     frame = encode(message)
                     await connection.send(frame)
+                    connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
                 with contextlib.suppress(TimeoutError):
@@ -315,23 +378,34 @@ class VerifierServer(ServerThread):
 def run_verifier(engine: Served, settings: VerifierSettings) -> None:
     """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
-    SIGHUP has the certificate read again, if it has changed; a changed file is noticed without it within seconds.
-    ServerError or ValueError when the settings cannot be served.
+    SIGTERM drains the server first, as ``drain_s`` says; another signal ends that. SIGHUP has certificate and tokens
+    read again, if they have changed; a changed file is noticed without it within seconds. ServerError or ValueError
+    when the settings cannot be served; ServerError when the engine fails for good, so that whoever started the process
+    starts it again.
     """
-    stop = threading.Event()
+    asked, at_once = threading.Event(), threading.Event()
+
+    def end(number: int, _: object) -> None:
+        if asked.is_set() or number == signal.SIGINT:
+            at_once.set()
+        asked.set()
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine)
         server = stack.enter_context(VerifierServer(engine, settings))
-        metrics = MetricsServer(engine.metrics.registry, settings)
+        metrics = MetricsServer(engine.metrics.registry, settings, server.unready)
         if settings.metrics_port:
             stack.enter_context(metrics)
-        before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: server.reload_certificate())
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: server.reload())
         try:
             print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
             if metrics.url:
                 print(f"metrics at {metrics.url}", flush=True)
-            stop.wait()
+            while not asked.wait(ENGINE_POLL_S):
+                if not engine.alive:
+                    raise ServerError("the verifier's engine has failed; start the verifier again, and see its log")
+            server.drain(settings.drain_s, at_once)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

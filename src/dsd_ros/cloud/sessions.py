@@ -100,7 +100,8 @@ class Session:
     exits: ExitRules | None = None  # None: no early outcomes
     reply: ReplyState | None = None
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
-    address: str | None = None  # of its robot's last link, where that is known
+    account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
+    robot: str = ""  # its name, where each robot has a token of its own
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property
@@ -126,11 +127,11 @@ class SessionTable:
     def __init__(
         self,
         settings: EngineSettings,
-        on_end: Callable[[int, str], object] = lambda *_: None,
-        on_limit: Callable[[str], object] = lambda *_: None,
+        on_end: Callable[[Session, str], object] = lambda *_: None,
+        on_limit: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
         """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends, and
-        ``on_limit("total" | "address" | "connection")`` for each that is refused because a limit is reached.
+        ``on_limit("total" | "address" | "robot" | "connection", robot's name)`` for each refused at a limit.
         """
         self._settings = settings
         self._on_end, self._on_limit = on_end, on_limit
@@ -140,6 +141,13 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def has_room(self, account: str) -> bool:
+        """Whether a robot of this account can open or resume a session now."""
+        with self._lock:
+            sessions = self._sessions.values()
+            taken = len(sessions) >= self._settings.max_sessions
+            return not taken or any(session.peer is None or session.account == account for session in sessions)
 
     def by_link(self) -> tuple[int, int]:
         """How many sessions have a peer, and how many have lost theirs."""
@@ -175,15 +183,16 @@ class SessionTable:
             known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
-                known.address = _address(peer)
+                known.account = _account(peer)
                 return known, False
+            robot = peer.robot if isinstance(peer, RobotLink) else ""
             if isinstance(peer, RobotLink):
                 self._check_share(peer)
-            self._make_room()
+            self._make_room(robot)
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
-            session.address = _address(peer)
+            session.account, session.robot = _account(peer), robot
             self._sessions[session.id] = session
             return session, True
 
@@ -236,51 +245,62 @@ class SessionTable:
             if id_ not in self._sessions:
                 return id_
 
-    def _make_room(self) -> None:
+    def _make_room(self, robot: str) -> None:
         if len(self._sessions) < self._settings.max_sessions:
             return
         if not self._evict(self._sessions.values()):
-            self._on_limit("total")
-            raise ValueError(
-                f"the verifier already holds its {self._settings.max_sessions} sessions; try again later, or raise its "
-                "max_sessions"
-            )
+            self._on_limit("total", robot)
+            raise ValueError(full(self._settings))
 
     def _check_share(self, link: RobotLink) -> None:
         """ValueError when the link, or its address, holds its share of the sessions."""
         if sum(session.peer is link for session in self._sessions.values()) >= link.max_sessions:
-            self._on_limit("connection")
+            self._on_limit("connection", link.robot)
             raise ValueError(
                 f"this connection already holds its {link.max_sessions} sessions; close some, or raise the verifier's "
                 "sessions_per_connection"
             )
-        mates = [session for session in self._sessions.values() if session.address == link.address]
-        if len(mates) >= link.max_sessions_of_address and not self._evict(mates):
-            self._on_limit("address")
+        mates = [session for session in self._sessions.values() if session.account == link.account]
+        if len(mates) < link.max_sessions_of_account or self._evict(mates):
+            return
+        self._on_limit("robot" if link.robot else "address", link.robot)
+        if link.robot:
             raise ValueError(
-                f"robots at this one's address already hold {len(mates)} sessions; close some, or raise the verifier's "
-                "sessions_per_address (behind a proxy all robots have one address)"
+                f"the robot {link.robot} already holds its {len(mates)} sessions; close some, or raise its 'sessions' "
+                "in the verifier's tokens file"
             )
+        raise ValueError(
+            f"robots at this one's address already hold {len(mates)} sessions; close some, or raise the verifier's "
+            "sessions_per_address (behind a proxy all robots have one address)"
+        )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End one of these sessions without a link: of the address that holds the most, the one unused for longest.
+        """End one of these sessions without a link: of the account that holds the most, the one unused for longest.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
         detached = [session for session in sessions if session.peer is None]
         if not detached:
             return False
-        held = Counter(session.address for session in self._sessions.values())
-        self._end(min(detached, key=lambda session: (-held[session.address], session.last_used)).id, "evicted")
+        held = Counter(session.account for session in self._sessions.values())
+        self._end(min(detached, key=lambda session: (-held[session.account], session.last_used)).id, "evicted")
         return True
 
     def _end(self, session: int, reason: str) -> None:
-        if self._sessions.pop(session, None) is not None:
-            self._on_end(session, reason)
+        ended = self._sessions.pop(session, None)
+        if ended is not None:
+            self._on_end(ended, reason)
 
 
-def _address(peer: Hashable) -> str | None:
-    return peer.address if isinstance(peer, RobotLink) else None
+def full(settings: EngineSettings) -> str:
+    """Why a verifier that holds all its sessions opens no more."""
+    return (
+        f"the verifier already holds its {settings.max_sessions} sessions; try again later, or raise its max_sessions"
+    )
+
+
+def _account(peer: Hashable) -> str | None:
+    return peer.account if isinstance(peer, RobotLink) else None
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from dsd_ros.addresses import check_host
+from dsd_ros.addresses import check_host, check_verifier_address
+from dsd_ros.limits import MAX_OTHERS
 from dsd_ros.options import check_options, option
 
 
@@ -21,6 +22,8 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return host == "localhost"
 
+
+BOTH_FILES = "token_file and tokens_file are both set; give the one that all robots share, or the one that names them"
 
 # What becomes of each MB (2^20 bytes) of ``EngineSettings.memory_mb``.
 PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, RECEIVING_BYTES_OF_A_MB = 512 << 10, 256 << 10, 256 << 10
@@ -81,32 +84,78 @@ class DocumentSettings:
 
 
 @dataclass(frozen=True)
-class VerifierSettings(MetricsSettings, EngineSettings):
+class TokensSettings:
+    """Robots that have a name and a token of their own."""
+
+    tokens_file: str = option(
+        "", "instead of token_file: YAML file with a line 'NAME: TOKEN' for each robot, and its limits; empty: none"
+    )
+
+
+def addresses(text: str) -> list[str]:
+    """The verifiers' addresses in a list with commas; ValueError, one sentence, for one that is none."""
+    found = [check_verifier_address(part.strip()) for part in text.split(",") if part.strip()]
+    if len(found) > MAX_OTHERS:
+        raise ValueError(f"{len(found)} addresses are too many; name at most {MAX_OTHERS}, or a balancer")
+    return found
+
+
+@dataclass(frozen=True)
+class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
     """An engine served over a websocket."""
 
     host: str = option("127.0.0.1", "address to listen on", check=check_host)
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
     connections_per_address: int = option(
-        64, "connections from one address; behind a proxy all robots have the proxy's", 1, 100_000
+        64,
+        "connections from one address, or of one robot of tokens_file; a proxy's robots share its address",
+        1,
+        100_000,
     )
-    messages_per_second: int = option(4000, "messages taken from one address a second", 100, 1_000_000)
+    messages_per_second: int = option(4000, "messages taken a second from one address, or robot", 100, 1_000_000)
     message_mb: int = option(
         20, "largest message of a robot, MB, unless the target's vocabulary needs more; 40 is the most", 1, 40
     )
     sessions_per_connection: int = option(8, "sessions held over one connection", 1, 100_000)
     sessions_per_address: int = option(
-        32, "sessions held from one address; behind a proxy all robots have the proxy's", 1, 100_000
+        32,
+        "sessions held from one address, or of one robot of tokens_file; a proxy's robots share its address",
+        1,
+        100_000,
     )
     token_file: str = option("", "file with the token that robots must present and prove; empty: none")
-    allow_unauthenticated: bool = option(False, "do without token_file where other machines reach this")
+    allow_unauthenticated: bool = option(False, "do without tokens where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
     key: str = option("", "TLS private key, PEM")
+    other_verifiers: str = option(
+        "",
+        "addresses of other verifiers, ws:// or wss://, separated by commas: robots dial the next of them when this "
+        "one is full, drains or cannot be reached",
+        check=addresses,
+    )
+    max_link_age_s: float = option(
+        0.0,
+        "a robot's connection is closed between two replies when it is this old, s, so that a balancer can choose "
+        "another verifier for it; 0: never",
+        0.0,
+        604_800.0,
+        allowed="0 (never) to 604800 seconds",
+    )
+    drain_s: float = option(
+        5.0,
+        "after SIGTERM, how long robots may finish their replies before they are sent elsewhere, s; 0: stop at once",
+        0.0,
+        3600.0,
+        allowed="0 (stop at once) to 3600 seconds",
+    )
 
     def __post_init__(self) -> None:
         MetricsSettings.__post_init__(self)  # and with it every bound
         if not self.host:
             raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
-        if not is_loopback(self.host) and not (self.token_file or self.allow_unauthenticated):
+        if self.token_file and self.tokens_file:
+            raise VerifierSettingsError(BOTH_FILES)
+        if not is_loopback(self.host) and not (self.token_file or self.tokens_file or self.allow_unauthenticated):
             raise VerifierSettingsError(
                 f"host {self.host} lets other machines reach this verifier, and token_file is not set: give robots and "
                 "verifier a file with the same token (openssl rand -hex 32 > FILE), or allow_unauthenticated"

@@ -327,12 +327,17 @@ class WithDocuments:
         self.service = service
         self._store = store
         self.model, self.metrics = engine.model, engine.metrics
-        self.held_sessions, self.queue = engine.held_sessions, engine.queue
+        self.held_sessions, self.queue, self.has_room = engine.held_sessions, engine.queue, engine.has_room
 
     @property
     def sessions(self) -> int:
         """Sessions held by the engine."""
         return int(self.engine.sessions)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's worker runs."""
+        return bool(self.engine.alive)
 
     def submit(self, message: Message, reply: Send, peer: Hashable) -> bool:
         """Hand the message to whichever it is for; False when that one is closed."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dsd_ros.cloud.authentication import Authenticator
+from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer
 from dsd_ros.paths import documents_directory, models_directory
@@ -39,12 +40,12 @@ class _Service:
         node: VerifierNode,
         engine: VerifierEngine | WithDocuments,
         settings: VerifierNodeSettings,
-        token: str | None,
+        tokens: Tokens | None,
     ) -> None:
         self.engine = engine
-        self.guard = Authenticator(engine, token, settings.engine.max_sessions) if token else None
+        self.guard = Authenticator(engine, tokens, settings.engine.max_sessions) if tokens is not None else None
         self._counted = 0, 0
-        self._metrics = MetricsServer(self.engine.metrics.registry, settings)
+        self._metrics = MetricsServer(engine.metrics.registry, settings)
         if settings.metrics_port:
             try:
                 self._metrics.start()
@@ -81,14 +82,14 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         self._model: VisionLanguageModel | None = None
         self._documents: Documents | None = None
         self._service: _Service | None = None
-        self._token: str | None = None
+        self._tokens: Tokens | None = None
         self.create_timer(1.0, self._count)
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        self._token = self._settings.token()
+        self._tokens = self._settings.tokens()
         folder = documents_directory(self._settings.documents, "cloud")
         if folder is not None:
             from dsd_ros.dragon.server import Documents
@@ -98,7 +99,7 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         self._model = load_model(self._settings.model)
 
     def begin(self) -> None:
-        self._service = _Service(self, self._engine(), self._settings, self._token)
+        self._service = _Service(self, self._engine(), self._settings, self._tokens)
         assert self._model is not None
         answers = "; answering questions" if self._documents is not None else ""
         self._health.report(health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}")
@@ -125,6 +126,8 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         service = self._service
         if service is None or not self.active:
             return
+        if self._tokens is not None and service.guard is not None and self._tokens.reload():
+            service.guard.name_robots()
         service.count()
         sessions, lost = service.engine.held_sessions()
         figures: dict[str, object] = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}

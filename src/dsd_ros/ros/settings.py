@@ -14,12 +14,19 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
 from dsd_ros.addresses import check_host, check_verifier_address
-from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings, VerifierSettings
+from dsd_ros.cloud.settings import (
+    BOTH_FILES,
+    DocumentSettings,
+    EngineSettings,
+    MetricsSettings,
+    TokensSettings,
+    VerifierSettings,
+)
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.settings import LinkSettings
@@ -37,6 +44,9 @@ from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
 from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from dsd_ros.cloud.credentials import Tokens
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,11 @@ class SharedToken:
 
         if self.token_file:
             return read_token(self.token_file)
+        self.check_alone()
+        return None
+
+    def check_alone(self) -> None:
+        """ValueError where there must be a token."""
         if reaches_other_machines() and not self.allow_unauthenticated:
             raise ValueError(
                 "token_file is not set, and this DDS domain reaches other machines, any of which could answer for the "
@@ -99,7 +114,6 @@ class SharedToken:
                 "this machine with ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST (Humble: ROS_LOCALHOST_ONLY=1), or set "
                 "allow_unauthenticated"
             )
-        return None
 
 
 @dataclass(frozen=True)
@@ -185,12 +199,23 @@ class MemoryNodeSettings(SharedToken, ManagedSettings):
 
 
 @dataclass(frozen=True)
-class VerifierNodeSettings(DocumentSettings, MetricsSettings, SharedToken, ManagedSettings):
+class VerifierNodeSettings(DocumentSettings, MetricsSettings, TokensSettings, SharedToken, ManagedSettings):
     """The target model and its engine, on DDS topics."""
 
     model: TargetModelSettings = field(default_factory=TargetModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     answers: ServiceSettings = field(default_factory=ServiceSettings)
+
+    def tokens(self) -> Tokens | None:
+        """The tokens of its robots, None without any; ValueError for a file without, or where there must be one."""
+        from dsd_ros.cloud.credentials import Tokens
+
+        if self.token_file and self.tokens_file:
+            raise ValueError(BOTH_FILES)
+        tokens = Tokens.of(self.token_file, self.tokens_file)
+        if tokens is None:
+            self.check_alone()
+        return tokens
 
 
 @dataclass(frozen=True)

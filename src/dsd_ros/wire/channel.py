@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hmac
 import random
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -168,19 +167,19 @@ def read_token(path: str | Path) -> str:
         raise ValueError(f"the token file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         token = ""
-    if not token or len(token) > MAX_TOKEN_CHARS or not token.isprintable() or " " in token:
-        raise ValueError(
-            f"the token file {path} holds no token; write one line of printable ASCII without spaces, "
-            "for example from `openssl rand -hex 32`"
-        )
+    try:
+        return check_token(token)
+    except ValueError as error:
+        raise ValueError(f"the token file {path} holds no token; write {error}") from error
+
+
+def check_token(token: str) -> str:
+    """``token`` if it can be one; else ValueError, with what a token is."""
+    if not token or len(token) > MAX_TOKEN_CHARS or not (token.isascii() and token.isprintable()) or " " in token:
+        raise ValueError("one line of printable ASCII without spaces, for example from `openssl rand -hex 32`")
     return token
 
 
 def bearer(token: str) -> str:
     """The value of the Authorization header."""
     return f"Bearer {token}"
-
-
-def shows_token(header: str | None, token: str) -> bool:
-    """Whether an Authorization header shows the token, compared in constant time."""
-    return hmac.compare_digest((header or "").encode(), bearer(token).encode())

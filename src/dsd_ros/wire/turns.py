@@ -30,18 +30,24 @@ _ACCOUNTS = 4096  # idle ones are forgotten beyond this
 _SHARE = 4  # one link's turns hold at most 1 / this of all bytes
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RobotLink:
-    """One robot's connection, as the peer of an engine. A DDS domain or this process has no such limits."""
+    """One robot's connection, as the peer of an engine. This process and a DDS domain without names have no limits."""
 
     address: str
     max_sessions: int
-    max_sessions_of_address: int
+    max_sessions_of_account: int
+    robot: str = ""  # its name, where each robot has a token of its own
+
+    @property
+    def account(self) -> str:
+        """What limits are counted for: the robot, or the address of those without a name."""
+        return self.robot or self.address
 
 
 def accounts_of(peer: Hashable) -> Path:
-    """What the turns of ``peer`` are charged to: its address, if it has one, and itself."""
-    return (peer.address, peer) if isinstance(peer, RobotLink) else (peer,)
+    """What the turns of ``peer`` are charged to: its robot or address, if it has one, and itself."""
+    return (peer.account, peer) if isinstance(peer, RobotLink) else (peer,)
 
 
 class _Waiting(NamedTuple, Generic[T]):

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several verifiers: a robot goes on at another when its own is full, drains, or dies, and its link may move."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from balancer import Balancer
+from table_model import TableModel
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+import dsd_ros.cloud.server as server_module
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.metrics_server import MetricsServer
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.sessions import SessionTable
+from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.settings import LinkSettings
+from dsd_ros.wire.channel import LinkClosed
+from dsd_ros.wire.client import Limits
+from dsd_ros.wire.websocket import WebsocketChannel
+
+ENDLESS, ENDS = TableModel(1, ends=False), TableModel(1, max_length=64)
+DRAFT = TableModel(1, ends=False, noise=0.3)
+FULL = "the verifier already holds its 1 sessions; try again later, or raise its max_sessions"
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+SERVER = Path(__file__).parents[1] / "support" / "serve_model.py"
+
+
+class Verifier:
+    """An engine and its server in this process."""
+
+    def __init__(self, stack: contextlib.ExitStack, model: TableModel = ENDLESS, **settings: object) -> None:
+        self.settings = VerifierSettings(**{"port": 0} | settings)
+        self.engine = stack.enter_context(VerifierEngine(model, self.settings))
+        self.server = stack.enter_context(VerifierServer(self.engine, self.settings))
+        self.url = self.server.url
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def figure(self, name: str, **labels: str) -> float:
+        return self.engine.metrics.registry.get_sample_value(f"dsd_verifier_{name}", labels) or 0.0
+
+    @property
+    def rounds(self) -> float:
+        return self.figure("rounds_total", mode="dsd")
+
+
+@pytest.fixture
+def verifier():
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **settings: Verifier(stack, *args, **settings)
+
+
+def session(channel, attempts: int = 4, tokens: int = 24) -> EdgeSession:
+    link = LinkSettings(attempts=attempts, response_timeout_s=1.0)
+    return EdgeSession(channel, DRAFT, DecodeSettings(mode="dsd", max_tokens=tokens, draft_length=3), link)
+
+
+def alone(tokens: int = 24, model: TableModel = ENDLESS) -> list[int]:
+    """The reply of a robot that nothing happens to."""
+    with contextlib.ExitStack() as stack, WebsocketChannel(Verifier(stack, model).url) as channel:
+        return session(channel, tokens=tokens).decode(IMAGE, "go").tokens
+
+
+def until(holds, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ready(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+# ------------------------------------------------------------------------------------ full, try there
+
+
+@pytest.mark.parametrize("at", ["door", "session"])
+def test_a_full_verifier_sends_robots_to_the_others_it_names(verifier, at, monkeypatch):
+    """A robot whose address holds no session there is refused at the door, another when it asks for one."""
+    if at == "door":
+        monkeypatch.setattr(SessionTable, "has_room", lambda self, _: len(self) < self._settings.max_sessions)
+    spare = verifier()
+    gone = "ws://127.0.0.1:1"  # nothing listens there
+    full = verifier(max_sessions=1, other_verifiers=f"{gone}, {spare.url}")
+    with WebsocketChannel(full.url) as first, session(first) as held:
+        with WebsocketChannel(full.url) as second:
+            assert session(second).decode(IMAGE, "go").tokens == held.decode(IMAGE, "go").tokens
+        assert full.figure("connections_refused_total", reason="full") == (at == "door")
+        assert full.figure("sessions_over_limit_total", reason="total") == (at == "session")
+        assert full.rounds and spare.rounds
+        assert ready(f"http{full.url[2:]}/readyz") == (503, f"{FULL}\n")
+        assert ready(f"http{spare.url[2:]}/readyz") == (200, "ok\n")
+
+
+def test_the_refusal_is_clear_and_never_a_loop(verifier):
+    """Two full verifiers name each other: each is dialled in turn, and the sentence says why."""
+    with contextlib.ExitStack() as stack:
+        one = verifier(max_sessions=1)
+        two = verifier(max_sessions=1, other_verifiers=one.url)
+        one.server._others = [("Link", f'<{two.url}>; rel="alternate"')]
+        for full in (one, two):
+            stack.enter_context(session(stack.enter_context(WebsocketChannel(full.url))))
+        channel = stack.enter_context(WebsocketChannel(one.url))
+        with pytest.raises(LinkClosed, match=FULL):
+            session(channel, attempts=5).open()
+        refused = [full.figure("sessions_over_limit_total", reason="total") for full in (one, two)]
+        assert refused == [3, 2]  # one, two, one, two, one
+
+
+def test_a_session_that_finds_no_room_on_an_open_link_is_moved_too(verifier):
+    """A link stays when its session expires; what answers it then is a balancer's next verifier."""
+    full, spare = verifier(max_sessions=1), verifier()
+    with Balancer(full.port) as balancer, WebsocketChannel(balancer.url) as idle:
+        idle.reconnect()  # over the balancer while there is room
+        with WebsocketChannel(full.url) as first, session(first):
+            balancer.backends.insert(0, spare.port)
+            held = session(idle)
+            held._link.up = True  # as after an expiry: the link is up
+            assert len(held.decode(IMAGE, "go").tokens) == 24
+    assert balancer.taken == [full.port, spare.port] and spare.rounds and not full.rounds
+
+
+def test_a_robot_whose_link_broke_comes_back_to_a_full_verifier(verifier):
+    """Also before the verifier has noticed that its old link is dead: what the robot resumes is its own."""
+    full = verifier(max_sessions=1)
+    with WebsocketChannel(full.url) as channel, session(channel) as held, connect(full.url, proxy=None):
+        before = held.decode(IMAGE, "go").tokens
+        number = held._link.session
+        full.engine.disconnect = lambda _: None
+        held._link.reconnect(Limits())
+        assert held.decode(IMAGE, "go").tokens == before and held._link.session == number
+
+
+def test_other_verifiers_are_dialled_when_the_first_cannot_be_reached(verifier):
+    spare = verifier()
+    with contextlib.ExitStack() as stack:
+        first = Verifier(stack, other_verifiers=spare.url)
+        channel = stack.enter_context(WebsocketChannel(first.url))
+        held = session(channel)
+        before = held.decode(IMAGE, "go").tokens
+        first.server.close()
+        assert held.decode(IMAGE, "go").tokens == before
+        assert spare.rounds
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "others"),
+    [
+        ("wss://a:1", ['<ws://b:1>; rel="alternate"'], []),  # less protected
+        ("wss://a:1", ['<wss://b:1>; rel="alternate", <wss://c:1>;rel=alternate'], ["wss://b:1", "wss://c:1"]),
+        ("ws://a:1", ['<ws://a:1>; rel="alternate"', '<ws://b:1>; rel="alternate"'], ["ws://b:1"]),
+        ("ws://a:1", ['<http://b:1>; rel="alternate"', '<ws://b:1>; rel="next"', "<", ""], []),
+        ("ws://a:1", [f'<ws://b:{n}>; rel="alternate"' for n in range(1, 100)], [f"ws://b:{n}" for n in range(1, 9)]),
+    ],
+)
+def test_a_robot_heeds_only_addresses_that_protect_as_well(url, headers, others):
+    from websockets.datastructures import Headers
+    from websockets.http11 import Response
+
+    with WebsocketChannel(url) as channel:
+        channel._note_others(Response(503, "", Headers([("Link", value) for value in headers])))
+        assert channel._others == others
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [("http://b:1", "http:// is another protocol"), ("ws://b:1,ws://", "host is missing"), ("ws://b:1," * 9, "9 addr")],
+)
+def test_addresses_of_others_are_checked(value, sentence):
+    with pytest.raises(VerifierSettingsError, match=f"other_verifiers: .*{sentence}"):
+        VerifierSettings(other_verifiers=value)
+    assert VerifierSettings(other_verifiers=" ws://b:1 , wss://c ").other_verifiers
+
+
+# ------------------------------------------------------------------------------ moving between replies
+
+
+@pytest.mark.parametrize("model", [ENDS, ENDLESS], ids=["reply ends", "reply is cut off"])
+def test_an_old_link_is_closed_between_two_replies_and_never_within_one(verifier, model, monkeypatch):
+    monkeypatch.setattr(server_module, "QUIET_S", 0.3)
+    monkeypatch.setattr(server_module, "_LOOK_S", 0.02)
+    expected = alone(model=model)
+    one, two = verifier(model, max_link_age_s=0.2), verifier(model)
+    with Balancer(one.port) as balancer, WebsocketChannel(balancer.url) as channel:
+        held = session(channel)
+
+        def linger(*_: object) -> None:
+            time.sleep(0.1)  # within the reply the link becomes old
+
+        reply = held.decode(IMAGE, "go", on_progress=linger)
+        assert reply.tokens == expected and balancer.taken == [one.port]
+        balancer.backends.insert(0, two.port)
+        until(lambda: one.figure("connections_moved_total"))
+        assert held.decode(IMAGE, "go").tokens == expected
+        assert balancer.taken == [one.port, two.port] and two.rounds
+
+
+def test_a_robot_that_never_pauses_moves_when_its_next_reply_begins(verifier, monkeypatch):
+    monkeypatch.setattr(server_module, "_LOOK_S", 60.0)  # nothing is noticed in a pause
+    expected = alone(model=ENDS)
+    one, two = verifier(ENDS, max_link_age_s=0.01), verifier(ENDS)
+    with Balancer(one.port) as balancer, WebsocketChannel(balancer.url) as channel:
+        held = session(channel)
+        held.open()
+        time.sleep(0.05)
+        balancer.backends.insert(0, two.port)
+        assert held.decode(IMAGE, "go").tokens == expected
+        assert balancer.taken == [one.port, two.port] and not one.rounds
+
+
+def test_without_an_age_a_link_stays(verifier):
+    one = verifier(ENDS)
+    with WebsocketChannel(one.url) as channel:
+        held = session(channel)
+        for _ in range(3):
+            held.decode(IMAGE, "go")
+            time.sleep(2 * server_module._LOOK_S)
+    assert not one.figure("connections_moved_total") and one.figure("sessions_opened_total", mode="dsd") == 1
+
+
+# ------------------------------------------------------------------------------------------- draining
+
+
+def test_a_draining_verifier_takes_nobody_lets_replies_end_and_sends_robots_elsewhere(verifier):
+    expected = alone(model=ENDS)
+    one, two = verifier(ENDS), verifier(ENDS)
+    metrics = MetricsServer(one.engine.metrics.registry, VerifierSettings(), one.server.unready)
+    metrics.port = 0
+    began, drained = threading.Event(), threading.Event()
+
+    def drain() -> None:
+        began.wait(20)
+        one.server.drain(20.0)
+        drained.set()
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    with metrics, Balancer(one.port, two.port) as balancer, WebsocketChannel(balancer.url) as channel:
+        held = session(channel)
+        assert ready(metrics.url.replace("/metrics", "/readyz")) == (200, "ok\n")
+
+        def in_the_middle(*_: object) -> None:
+            if not began.is_set():
+                began.set()
+                until(lambda: one.server._draining)
+                time.sleep(3 * server_module._LOOK_S)
+                assert not drained.is_set()
+
+        assert held.decode(IMAGE, "go", on_progress=in_the_middle).tokens == expected
+        assert balancer.taken == [one.port]  # the reply ended where it began
+        assert drained.wait(20)
+        assert ready(metrics.url.replace("/metrics", "/readyz")) == (503, "the verifier is shutting down\n")
+        assert ready(metrics.url.replace("/metrics", "/healthz")) == (200, "ok\n")  # alive: it is not to be killed
+        with pytest.raises(OSError):
+            connect(one.url, proxy=None)
+        assert held.decode(IMAGE, "go").tokens == expected
+        assert balancer.taken == [one.port, two.port] and two.rounds
+    thread.join(20)
+
+
+def test_draining_ends_after_its_time_and_a_reply_goes_on_elsewhere(verifier):
+    expected = alone()
+    one, two = verifier(), verifier()
+    with Balancer(one.port, two.port) as balancer, WebsocketChannel(balancer.url) as channel:
+        done = []
+
+        def in_the_middle(*_: object) -> None:
+            if not done:
+                one.server.drain(0.3)
+                one.server.close()
+                done.append(True)
+
+        assert session(channel).decode(IMAGE, "go", on_progress=in_the_middle).tokens == expected
+    assert balancer.taken == [one.port, two.port] and one.rounds and two.rounds
+
+
+def test_draining_may_be_cut_short(verifier):
+    one, stop = verifier(), threading.Event()
+    with WebsocketChannel(one.url) as channel, session(channel) as held:
+        held.decode(IMAGE, "go")  # cut off at its length: the verifier cannot know that it has ended
+        stop.set()
+        began = time.monotonic()
+        one.server.drain(30.0, stop)
+        assert time.monotonic() - began < 10
+
+
+# ---------------------------------------------------------------------------------- whole processes
+
+
+class Process:
+    """A verifier in a process of its own."""
+
+    def __init__(self, *options: str, model: str = "table:1:0") -> None:
+        command = [sys.executable, str(SERVER), model, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.port = int(re.search(r":(\d+)$", line.strip())[1])
+
+    def figure(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            found = re.search(rf"^dsd_verifier_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Replicas:
+    """Two verifiers behind a balancer; one that is killed is replaced."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self.balancer = balancer
+        self.running: dict[int, Process] = {}
+        for _ in range(2):
+            self.start()
+
+    def start(self) -> None:
+        new = Process()
+        self.running[new.port] = new
+        self.balancer.backends.append(new.port)
+
+    def kill(self, port: int) -> None:
+        self.balancer.backends.remove(port)
+        self.running.pop(port).end()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_robot_whose_replica_is_killed_goes_on_at_another_with_the_same_tokens(kills):
+    """The other replica reads the observation once; what was verified is not decoded again, and nothing is another."""
+    tokens = 40
+    expected = alone(tokens)
+    with Balancer() as balancer, WebsocketChannel(balancer.url) as channel, contextlib.ExitStack() as stack:
+        replicas = Replicas(balancer)
+        stack.callback(lambda: [replicas.kill(port) for port in list(replicas.running)])
+        held = session(channel, tokens=tokens)
+        for kill in range(kills):
+            known: list[int] = []
+
+            def in_the_middle(_: str, verified: int, __: int, known: list = known, after: int = 2 + 7 * kill % 20):
+                if not known and verified > after:
+                    known.append(verified)
+                    replicas.kill(balancer.taken[-1])
+
+            assert held.decode(IMAGE, "go", on_progress=in_the_middle).tokens == expected, f"kill {kill}"
+            (other,) = replicas.running.values()
+            assert known and other.port == balancer.taken[-1]
+            assert other.figure("observation_seconds_count") == 1  # late by one prefill
+            decoded = other.figure('rounds_total{mode="dsd"}') + other.figure('accepted_tokens_total{mode="dsd"}')
+            assert decoded <= tokens - known[0] + 4
+            replicas.kill(other.port)
+            replicas.start()
+            replicas.start()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0)])
+def test_sigterm_drains_and_sigint_does_not(number, code):
+    verifier = Process("drain_s=60")
+    with WebsocketChannel(f"ws://127.0.0.1:{verifier.port}") as channel:
+        held = session(channel)
+        held.decode(IMAGE, "go")  # cut off at its length
+        verifier.process.send_signal(number)
+        if number == signal.SIGTERM:
+            with pytest.raises(subprocess.TimeoutExpired):
+                verifier.process.wait(1.0)
+            verifier.process.send_signal(number)  # a second one: at once
+        assert verifier.process.wait(20) == code
+    with pytest.raises((ConnectionClosed, LinkClosed)):
+        channel.receive(1.0)

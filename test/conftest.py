@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import random
 import tempfile
@@ -17,6 +18,8 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
+
+gc.disable()  # while tests are collected; what that creates lasts, and is exempt from later collections
 
 # No example has to be quick: machines are busy.
 settings.register_profile("dsd", deadline=None)
@@ -79,11 +82,12 @@ def without_shared_memory(monkeypatch):
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What run side by side: files. Tests with real nodes keep time, so no two of them run at once."""
+    """What run side by side: files. Tests with real nodes keep time, so at most two run at once."""
     for item in items:
         nodes = "ros_domain" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("nodes" if nodes else item.path.name))
         room = item.path.relative_to(Path(__file__).parent).parts[0]
+        group = ("nodes" if room == "nodes" else "nodes of rooms") if nodes else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
         if room == "exactness":
             item.add_marker(pytest.mark.exactness)
         quick = room in SMOKE_ROOMS or (room == "exactness" and item.name.split("[")[0] in SMOKE_TESTS)
@@ -91,3 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.system)
         elif quick and item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.smoke)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, for tests with real nodes mostly wait; at most --maxprocesses."""
+    return (os.cpu_count() or 2) + 1

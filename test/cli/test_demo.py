@@ -181,7 +181,7 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
         ("dds", "dsd", {}),
         pytest.param("websocket", "ar", {}, marks=pytest.mark.slow),
         pytest.param("dds", "fsd", {}, marks=pytest.mark.slow),
-        ("websocket", "fsd", {}),
+        pytest.param("websocket", "fsd", {}, marks=pytest.mark.slow),  # as test_bridge.py, test_dds_fsd.py say of parts
     ],
     ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd"],
 )

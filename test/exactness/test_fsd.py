@@ -107,8 +107,10 @@ def plain(speaking, draft, picture):
     return tokens
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(
+    ("depth", "batch"),
+    [(1, 1), (3, 4), pytest.param(1, 4, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("policy", PREDRAFT_POLICIES)
 @pytest.mark.parametrize("source", PREDRAFT_SOURCES)
 def test_every_combination_gives_the_tokens_of_dsd(speaking, draft, picture, plain, source, policy, batch, depth):

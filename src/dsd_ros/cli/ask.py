@@ -15,6 +15,7 @@ from dsd_ros.cli.terminal import is_terminal
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
 from dsd_ros.shown import LINES, shown
+from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def command(args: AskArguments) -> int:
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
     without --verifier this process is the cloud as well. Example: dsd ask 'which chair do I like?'
     """
+    quick_import("torch")
     from dsd_ros.dragon.client import DragonClient
     from dsd_ros.dragon.server import DragonServer
 

@@ -21,6 +21,7 @@ from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.shown import LINES, shown
+from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
 
 
@@ -46,6 +47,7 @@ def command(args: DecodeArguments) -> int:
 
     Decodes in this process when no verifier is named.
     """
+    quick_import("torch")
     from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK

@@ -11,6 +11,7 @@ from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
 from dsd_ros.dragon.settings import ServiceSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import documents_directory
+from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
 
 
@@ -31,6 +32,7 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
     Prints one line with the address it listens on, and one with the address of its metrics if it has any; then serves
     until SIGINT or SIGTERM.
     """
+    quick_import("torch")
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
     from dsd_ros.vlm.loading import load_model

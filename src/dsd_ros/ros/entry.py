@@ -5,7 +5,6 @@ Ctrl-C in that time must end the process without a traceback.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from functools import partial
 from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.paths import config_directory
 from dsd_ros.shown import shown
+from dsd_ros.startup import quick_import
 
 _CAMERAS = ("simulator_node", "go2_node", "go2_standin_node")
 _PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
@@ -36,7 +36,7 @@ def _start(name: str) -> None:
             os.environ[variable] = str(config_directory() / "fastdds.xml")
     try:
         check_environment()
-        module = importlib.import_module(f"dsd_ros.nodes.{name}")
+        module = quick_import(f"dsd_ros.nodes.{name}")
     except (ImportError, ValueError) as error:
         sentence = f"{name}: {shown(' '.join(str(error).split()))}"
         if isinstance(error, ImportError):

@@ -12,7 +12,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.proposer import Origin, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.reply_client import ReplyClient
-from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
+from dsd_ros.edge.results import DecodedReply, RoundRecord, SpeculativeDecoding, resources
 from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
@@ -67,6 +67,9 @@ class Recorder:
         where = {"session": self.client.session, "reply": request.number, "mode": self.settings.mode}
         _log.debug("reply verified", extra=where | {"rounds": len(self._records), "tokens": len(tokens)})
         memory, threads = resources(self.proposer.device)
+        records = self._records
+        most = max((record.length for record in records), default=0)
+        speculated = SpeculativeDecoding.of((r.drafted for r in records), (r.accepted for r in records), most)
         return DecodedReply(
             tokens=tokens,
             text=request.text(tokens),
@@ -76,11 +79,12 @@ class Recorder:
             prefill_seconds=self._prefill_seconds,
             bytes_up=up - self._before[0],
             bytes_down=down - self._before[1],
-            records=self._records,
+            records=records,
             draft_length=self._mean_length(),
             worker_error=self.proposer.error,
             peak_memory=memory,
             threads=threads,
+            speculative_decoding=speculated,
         )
 
     def _record(self, draft: RoundDraft, result: Result, tokens: list[int]) -> RoundRecord:

@@ -40,6 +40,44 @@ class RoundRecord:
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
 
 
+@dataclass(frozen=True)
+class SpeculativeDecoding:
+    """How drafts did, under the names of vLLM's per-request ``metrics.speculative_decoding`` (level "detailed").
+
+    A step is a round with a draft, as vLLM counts them. All nodes of a tree are draft tokens; its accepted path counts.
+    """
+
+    mean_acceptance_length: float  # tokens a step, the target's own included: 1 + accepted / steps
+    draft_acceptance_rate: float  # accepted / drafted
+    acceptance_histogram: list[int]  # [j]: steps that accepted j draft tokens; num_spec_tokens + 1 entries
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int  # the most tokens that a step drafted, or was to draft
+    per_step_accepted: list[int]
+    per_step_drafted: list[int]
+
+    @classmethod
+    def of(cls, drafted: Iterable[int], accepted: Iterable[int], most: int) -> SpeculativeDecoding | None:
+        """From each round's drafted and accepted tokens, and the ``most`` that it was to draft; None: nothing was."""
+        steps = [(d, a) for d, a in zip(drafted, accepted, strict=True) if d]
+        most = max([most, *(d for d, _ in steps)])
+        if not most:
+            return None
+        total, held = sum(d for d, _ in steps), sum(a for _, a in steps)
+        return cls(
+            mean_acceptance_length=1.0 + held / len(steps) if steps else 1.0,
+            draft_acceptance_rate=held / total if total else 0.0,
+            acceptance_histogram=[sum(a == count for _, a in steps) for count in range(most + 1)],
+            num_spec_steps=len(steps),
+            num_accepted_draft_tokens=held,
+            num_draft_tokens=total,
+            num_spec_tokens=most,
+            per_step_accepted=[a for _, a in steps],
+            per_step_drafted=[d for d, _ in steps],
+        )
+
+
 Progress = Callable[[str, int, RoundRecord], None]  # text so far, verified tokens, the round
 
 
@@ -67,6 +105,7 @@ class DecodedReply:
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
+    speculative_decoding: SpeculativeDecoding | None = None  # None: nothing was to be drafted
     verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reply reports of its drafts, under vLLM's names: one definition, equal to what the steps say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from table_model import TableModel
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.results import DecodedReply, SpeculativeDecoding
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.channel import LocalChannel
+
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+# A response of vLLM 0.32 at the level "detailed" (its SpeculativeDecodingMetrics).
+VLLM_FIELDS = {
+    "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps",
+    "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "per_step_accepted", "per_step_drafted",
+}  # fmt: skip
+
+
+def decode(draft, settings) -> DecodedReply:
+    with (
+        VerifierEngine(TableModel(1, ends=False)) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, settings) as session,
+    ):
+        return session.decode(IMAGE, "go")
+
+
+def test_the_example_of_vllms_page():
+    """39 steps accepted none of three drafted tokens, one accepted one, three accepted all."""
+    accepted = [0] * 39 + [1] + [3] * 3
+    found = SpeculativeDecoding.of([3] * 43, accepted, 3)
+    assert found is not None
+    assert found.mean_acceptance_length == 1.2325581395348837
+    assert found.draft_acceptance_rate == 0.07751937984496124
+    assert found.acceptance_histogram == [39, 1, 0, 3]
+    assert (found.num_spec_steps, found.num_accepted_draft_tokens, found.num_draft_tokens) == (43, 10, 129)
+    assert found.num_spec_tokens == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)).map(lambda pair: (max(pair), min(pair)))))
+def test_it_agrees_with_the_steps(steps):
+    drafted, accepted = [d for d, _ in steps], [a for _, a in steps]
+    found = SpeculativeDecoding.of(drafted, accepted, 0)
+    if not any(drafted):
+        assert found is None
+        return
+    assert found.num_spec_steps == sum(found.acceptance_histogram) == len(found.per_step_drafted)
+    assert found.num_draft_tokens == sum(drafted) == sum(found.per_step_drafted)
+    assert found.num_accepted_draft_tokens == sum(accepted) == sum(found.per_step_accepted)
+    assert sum(j * steps for j, steps in enumerate(found.acceptance_histogram)) == found.num_accepted_draft_tokens
+    assert len(found.acceptance_histogram) == found.num_spec_tokens + 1
+    assert 1.0 <= found.mean_acceptance_length <= found.num_spec_tokens + 1
+    assert 0.0 <= found.draft_acceptance_rate <= 1.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "dsd", "draft_length": 5}, {"mode": "dssd", "temperature": 1.0, "draft_length": 3},
+        {"mode": "mc-dsd", "temperature": 1.0}, {"mode": "best", "draft_length": 4}, {"mode": "fsd"},
+    ],
+)  # fmt: skip
+def test_a_reply_reports_its_drafts(values):
+    draft = TableModel(1, ends=False, noise=0.7)
+    reply = decode(draft, DecodeSettings(max_tokens=40, **values))
+    found = json.loads(json.dumps(reply.as_json()))["speculative_decoding"]
+    assert found.keys() == VLLM_FIELDS
+    steps = [record for record in reply.records if record.drafted]
+    assert found["per_step_drafted"] == [record.drafted for record in steps]
+    assert found["per_step_accepted"] == [record.accepted for record in steps]
+    if "draft_length" in values and values["mode"] in ("dsd", "dssd"):
+        assert found["num_spec_tokens"] == values["draft_length"]
+    # Each round gives one token more than it accepts; the last one may be cut off or drawn by the robot.
+    assert abs(found["num_accepted_draft_tokens"] + reply.rounds - len(reply.tokens)) <= 1
+
+
+def test_a_reply_without_drafts_has_none():
+    reply = decode(None, DecodeSettings(mode="ar", max_tokens=8))
+    assert reply.speculative_decoding is None
+    assert reply.as_json()["speculative_decoding"] is None

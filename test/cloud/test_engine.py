@@ -345,12 +345,12 @@ class Failing(TableModel):
 
     fails: Exception | None = None
 
-    def prefill(self, image, instruction, history=()):
+    def open(self, image, instruction, history=()):
         if instruction == "fail":
             raise RuntimeError("secret of the prefill")
         if instruction == "refuse":
             raise PromptError("the instruction is refused; say something else")
-        return super().prefill(image, instruction, history)
+        return super().open(image, instruction, history)
 
     def forward_tokens(self, *arguments):
         if self.fails is not None:
@@ -413,9 +413,9 @@ def test_what_waits_is_bounded_and_doubles_wait_once():
     gate = threading.Event()
 
     class Gated(TableModel):
-        def prefill(self, image, instruction, history=()):
+        def open(self, image, instruction, history=()):
             gate.wait(20)
-            return super().prefill(image, instruction, history)
+            return super().open(image, instruction, history)
 
     with VerifierEngine(Gated(1, ends=False)) as engine:
         robot = Robot(engine)

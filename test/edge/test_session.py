@@ -261,10 +261,10 @@ def test_a_silent_verifier_is_given_up_with_a_sentence(draft):
 
 def test_a_verifier_that_refuses_the_observation_says_why(draft):
     class Picky(TableModel):
-        def prefill(self, image, instruction, history=()):
+        def open(self, image, instruction, history=()):
             if instruction == "dance":
                 raise ValueError("unexpected")
-            return super().prefill(image, instruction, history)
+            return super().open(image, instruction, history)
 
     with (
         VerifierEngine(Picky(1, 12, ends=False)) as engine,

@@ -20,13 +20,15 @@ from table_model import TableModel, joint_distribution
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.cloud.verification import PendingRound
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.vlm.sequence import TreeCheck, verify_trees_together
+from dsd_ros.vlm.sequence import PromptChunk, TreeCheck, verify_trees_together
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.client import DecodeCancelled
 from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
+from dsd_ros.wire.pictures import encode_picture
 
 ROBOTS = 8
 PATIENT = LinkSettings(response_timeout_s=0.5, attempts=60)
@@ -50,11 +52,11 @@ class Counting(LocalTarget):
         self.sizes: list[int] = []
         self.pause = pause
 
-    def verify(self, rounds, on_early):
-        if rounds:
-            self.sizes.append(len(rounds))
+    def verify(self, work, on_early):
+        if rounds := sum(isinstance(item, PendingRound) for item in work):
+            self.sizes.append(rounds)
             time.sleep(self.pause)
-        yield from super().verify(rounds, on_early)
+        yield from super().verify(work, on_early)
 
 
 def together(works: Sequence[Callable[[], object]]) -> None:
@@ -164,11 +166,11 @@ class Held(Counting):
         self._gate = gate
         self.entered = threading.Event()
 
-    def verify(self, rounds, on_early):
-        if rounds:
+    def verify(self, work, on_early):
+        if any(isinstance(item, PendingRound) for item in work):
             self.entered.set()
             assert self._gate.wait(20)
-        yield from super().verify(rounds, on_early)
+        yield from super().verify(work, on_early)
 
 
 def robots_in_a_batch(engine: VerifierEngine, held: Held, count: int) -> list[Robot]:
@@ -262,6 +264,131 @@ def test_trees_in_one_pass_have_the_logits_of_each_by_itself(target, picture):
         for layer, rows in enumerate(seen):
             for mine, layers in zip(rows, listened, strict=True):
                 np.testing.assert_allclose(mine, layers[layer], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [(), (1,), (5, 2)])
+@pytest.mark.parametrize("verified", [[], [5, 6]])
+def test_a_prompt_read_in_parts_and_in_company_has_the_logits_of_one_read_whole(target, picture, parts, verified):
+    """Whatever is read beforehand, the rest is read in the pass of the reply's first round, beside other robots'."""
+    whole = target.prefill(picture(1), "go there")
+    other = target.prefill(picture(2), "stop")
+    other.append([9])
+    third = target.prefill(picture(3), "turn")
+    whole.append(verified)
+    tokens, parents = [7, 8, 9], [-1, -1, 0]
+    wanted, wanted_other = whole.fork().verify_tree(tokens, parents), other.fork().verify_tree([3], [-1])
+    opened, opened_third = target.open(picture(1), "go there"), target.open(picture(3), "turn")
+    opened.append(verified)
+    assert opened.unread == opened.prompt_length > sum(parts)
+    for part in parts:
+        opened.read(part)
+    assert opened.unread == opened.prompt_length - sum(parts)
+    checks = [TreeCheck(opened, tokens, parents, True), TreeCheck(other, [3], [-1])]
+    seen: list[int] = []
+    chunks = [PromptChunk(opened_third, 10_000)]
+    rows = verify_trees_together(checks, lambda _, hidden: seen.append(len(hidden[0])), chunks)
+    assert opened.unread == opened_third.unread == 0 and set(seen) == {4}
+    np.testing.assert_allclose(rows[0], wanted, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(rows[1], wanted_other, atol=2e-5, rtol=1e-4)
+    np.testing.assert_allclose(opened_third.next_logits(), third.next_logits(), atol=2e-5, rtol=1e-4)
+    opened.keep_path([0, 2])
+    whole.append([7, 9])
+    np.testing.assert_allclose(opened.next_logits(), whole.next_logits(), atol=2e-5, rtol=1e-4)
+    opened.rollback(0)
+    whole.rollback(0)
+    np.testing.assert_allclose(opened.next_logits(), whole.next_logits(), atol=2e-5, rtol=1e-4)
+
+
+class Noting(Held):
+    """Notes what each pass had to do: the drafts' lengths, and the tokens of prompts that it read."""
+
+    def __init__(self, model: object, gate: threading.Event) -> None:
+        super().__init__(model, gate)
+        self.passes: list[tuple[int, int]] = []
+
+    def verify(self, work, on_early):
+        replies = [item.reply for item in work]
+        before = sum(reply.unread for reply in replies)
+        yield from super().verify(work, on_early)
+        rounds = sum(isinstance(item, PendingRound) for item in work)
+        self.passes.append((rounds, before - sum(reply.unread for reply in replies)))
+
+
+def test_a_prompt_rides_in_the_pass_of_its_first_round(gate):
+    """While a pass runs, a robot's observation and its first draft arrive: one more pass does both."""
+    held = Noting(TableModel(1, ends=False), gate)
+    with VerifierEngine(held) as engine:
+        first, second = Robot(engine), Robot(engine)
+        for robot in (first, second):
+            robot.open()
+        first.observe()
+        first.draft(1, 0, [1])
+        assert held.entered.wait(20)
+        second.observe()
+        second.draft(1, 0, [1])
+        gate.set()
+        assert first.get().next_token == second.get().next_token
+        assert held.passes[-1] == (1, 2) and len(held.passes) <= 3
+
+
+def test_a_long_prompt_stalls_nobody(gate, target, draft, picture):
+    """It is read in parts, with the other robots' rounds, and its reply is the one of a verifier without limits."""
+    gate.set()
+    image, small = encode_picture(picture(1, 112, 112)), encode_picture(picture(2))
+    height, width = picture(2).shape[:2]
+    found = {}
+    for limits in ({}, {"max_batch_tokens": 12}, {"max_batch": 1, "max_batch_tokens": 12}):
+        held = Noting(target, gate)
+        with VerifierEngine(held, EngineSettings(**limits)) as engine:
+            busy, long = Robot(engine), Robot(engine)
+            for robot in (busy, long):
+                robot.open()
+            busy.observe(height=height, width=width, image=small)
+            busy.draft(1, 0, autonomous_rounds=60)
+            busy.get()
+            long.observe(height=112, width=112, image=image, instruction="go there and back again")
+            long.draft(1, 0, [1, 2])
+            outcome = long.get()
+        found[str(limits)] = outcome.accepted, outcome.next_token
+        if limits == {"max_batch_tokens": 12}:
+            parts = [read for _, read in held.passes if read]
+            assert len(parts) > 2 and max(parts) <= 12
+            assert sum(rounds > 0 and 0 < read <= 11 for rounds, read in held.passes) >= len(parts) // 2
+        elif limits:
+            assert all(rounds == 0 for rounds, read in held.passes if read)
+    assert len(set(found.values())) == 1
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(gate):
+    class Odd(TableModel):
+        def forward_tree(self, feed, on_layer=None):
+            return self.forward_batch([feed])[0]
+
+        def forward_batch(self, feeds, on_layer=None):
+            if any(feed.prompt is not None and feed.prompt.hidden[0, -1] == 4 for feed in feeds):
+                raise RuntimeError("odd prompt")
+            return [TableModel.forward_tree(self, feed) for feed in feeds]
+
+    held = Held(Odd(1, ends=False), gate)
+    with VerifierEngine(held) as engine:
+        robots = [Robot(engine) for _ in range(3)]
+        for robot in robots:
+            robot.open()
+        robots[0].observe()
+        robots[0].draft(1, 0, [1])
+        assert held.entered.wait(20)
+        robots[1].observe(instruction="odd!")
+        robots[2].observe()
+        robots[2].draft(1, 0, [1])
+        gate.set()
+        assert robots[0].get().next_token == robots[2].get().next_token
+        refusal = robots[1].get()
+        assert refusal.code == RefusalCode.MODEL_ERROR and refusal.round == 0
+        robots[1].draft(1, 0, [1])
+        assert robots[1].get() == refusal
+        robots[1].observe(reply=2)
+        robots[1].draft(1, 0, [1], reply=2)
+        assert isinstance(robots[1].get(), Outcome)
 
 
 def test_a_hook_that_fails_leaves_every_reply_as_it_was(target, picture):

@@ -92,6 +92,9 @@ class RecitingModel:
     def prefill(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
         return Sequence(self, _Tokens([0]), 0, 0, self._behind([]))
 
+    def open(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
+        return self.prefill(image, instruction, history)
+
     def forward_tokens(self, tokens, cache, rope_delta, rows, on_layer=None) -> torch.Tensor:
         if cache.length + len(tokens) > self.max_length:
             raise ContextError(f"{self.name} holds {self.max_length} tokens")

@@ -12,7 +12,7 @@ import torch
 
 from dsd_ros.decoding.tree import node_depths
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.sequence import Sequence
+from dsd_ros.vlm.sequence import PromptPart, Sequence
 
 
 class _Tokens:
@@ -71,14 +71,19 @@ class TableModel:
         self.tokenizer_fingerprint = f"letters-{vocab_size}"
 
     def prefill(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
+        sequence = self.open(image, instruction, history)
+        sequence.read()
+        return sequence
+
+    def open(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
         """The pictures' first pixels and the lengths of the texts choose the start of the reply."""
         size = len(self.table)
         first = 0 if image is None else int(image.flat[0])
         for number, (earlier, action) in enumerate(history, 2):
             first += number * int(earlier.flat[0]) + len(action)
         first %= size
-        cache = _Tokens([first, len(instruction) % size])
-        return Sequence(self, cache, cache.ids[-1], 0, self._row(*cache.ids))
+        ids = torch.tensor([[[first], [len(instruction) % size]]])
+        return Sequence(self, _Tokens([]), int(ids[0, -1]), 0, None, PromptPart(ids, (ids, ids)))
 
     def begin(self) -> Sequence:
         """A sequence of nothing; what is appended first stands for the prompt, two tokens or more."""
@@ -98,7 +103,10 @@ class TableModel:
         if text + max(depths, default=0) > self.max_length:
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter reply")
         ids = feed.cache.ids
+        ids.extend(() if feed.prompt is None else feed.prompt.hidden.flatten().tolist())
         ids.extend(feed.tokens)
+        if not feed.rows:
+            return torch.empty((0, self.vocab_size))
         paths: list[list[int]] = []
         for node, parent in enumerate(feed.parents):
             paths.append((paths[parent] if parent >= 0 else ids[:text]) + [ids[text + node]])

@@ -46,13 +46,32 @@ def test_a_batch_holds_one_turn_of_each_owner(limit, first):
     assert len(queue) == 5 - len(first)
 
 
-def test_a_long_turn_is_taken_alone_and_weights_are_bounded():
+def test_weights_are_bounded():
     queue: TurnQueue[str] = TurnQueue(10)
-    for owner, weight, alone in (("a", 3, False), ("b", 1, True), ("c", 9, False), ("d", 2, False)):
-        queue.put(owner, owner, weight=weight, alone=alone)
-    assert queue.ready(10, 0.0, 5) == ["a", "d"]
-    assert queue.ready(10, 0.0, 5) == ["b"]
-    assert queue.ready(10, 0.0, 5) == ["c"]  # heavier than all may be together
+    for owner, weight in (("a", 3), ("b", 9), ("c", 2), ("d", 1)):
+        queue.put(owner, owner, weight=weight)
+    assert queue.ready(10, 0.0, 5) == ["a", "c"]
+    assert queue.ready(10, 0.0, 5) == ["b"]  # heavier than all may be together
+    assert queue.ready(10, 0.0, 5) == ["d"]
+
+
+def test_a_turn_is_taken_along_with_the_one_that_joins_it():
+    queue: TurnQueue[str] = TurnQueue(10)
+    for owner in ("a", "b"):
+        queue.put(owner, f"{owner} prompt", joins="draft")
+        queue.put(owner, f"{owner} draft", kind="draft", weight=4)
+        queue.put(owner, f"{owner} next", kind="draft")
+    queue.put("c", "c prompt", joins="draft")
+    queue.put("c", "c other", kind="other")
+    assert queue.ready(3, 0.0, 8) == ["a prompt", "a draft", "b prompt", "c prompt"]
+    assert sorted(taken(queue)) == ["a next", "b draft", "b next", "c other"]
+
+
+def test_a_turn_may_go_before_its_owners_others():
+    queue: TurnQueue[str] = TurnQueue(10)
+    put(queue, "a1", "a2")
+    queue.put("a", "a0", first=True)
+    assert taken(queue) == ["a0", "a1", "a2"]
 
 
 def test_several_workers_take_one_turn_of_an_owner_at_a_time():

@@ -3,8 +3,9 @@
 
 Every robot has a thread, a session and an emulated link of its own; all share one verifier: an engine of this process,
 or one at an address. Where the profile gives the times of other machines, forward passes are held to them, and a pass
-of this process's target over several robots' rounds lasts as FSD Table 9 has it. Beside each measurement stands what
-the simulation of `dsd-lab plan` says, fed with what the first number of robots did.
+of this process's target over several sequences lasts as FSD Table 9 has it. A prompt counts as one more sequence of its
+pass, and takes a whole pass where nothing else waits: the papers give no other time for one. Beside each measurement
+stands what the simulation of `dsd-lab plan` says, fed with what the first number of robots did.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dsd_lab.report import BenchError, cell, check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, OnEarly
-from dsd_ros.cloud.verification import PendingRound, RoundRefused
+from dsd_ros.cloud.verification import RoundRefused, Work
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
@@ -48,17 +49,15 @@ _PASSES = re.compile(r"^dsd_verifier_pass_rounds_(sum|count)(?:{[^}]*})? (\S+)",
 
 
 class CountingTarget(LocalTarget):
-    """Remembers how many rounds each pass verified."""
+    """Remembers how many rounds and prompts were in each pass."""
 
     def __init__(self, model: VisionLanguageModel) -> None:
         super().__init__(model)
         self.batches: list[int] = []
 
-    def verify(
-        self, rounds: Sequence[PendingRound], on_early: OnEarly
-    ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
-        self.batches.append(len(rounds))
-        yield from super().verify(rounds, on_early)
+    def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
+        self.batches.append(len(work))
+        yield from super().verify(work, on_early)
 
 
 @dataclasses.dataclass(frozen=True)

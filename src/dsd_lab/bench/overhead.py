@@ -88,6 +88,7 @@ def tree_costs(passes: int = 400, nodes: int = MAX_NODES) -> list[dict[str, Any]
             began = time.thread_time()
             tree = TokenTree.from_bytes(range(nodes), sent)
             layout = TreeLayout.of(tree.parents, 0, PAST, 1)
+            assert layout.mask is not None
             _ = torch.from_numpy(layout.mask)[None, None]
             positions = torch.from_numpy(layout.positions)
             _ = cos[:, positions], sin[:, positions]

@@ -11,13 +11,12 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from dsd_lab.bench.profiles import Curve, at_batch
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
+from dsd_ros.vlm.sequence import Feed, LayerHook
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,6 @@ class PacedModel(VisionLanguageModel):
 
     pace: Pace | None
 
-    def prefill(
-        self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
-    ) -> Sequence:
-        clock = self._clock()
-        sequence = super().prefill(image, instruction, history)
-        clock.layer_done(self.num_layers)
-        return sequence
-
     def forward_tokens(
         self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None
     ) -> torch.Tensor:
@@ -81,7 +72,9 @@ class PacedModel(VisionLanguageModel):
         return super().forward_tree(feed, _held(self._clock(), on_layer))
 
     def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
-        return super().forward_batch(feeds, _held(self._clock(len(feeds)), on_layer))
+        # A prompt counts as a sequence of its own, even where its reply's first round is in the same pass.
+        prompts = sum(feed.prompt is not None and len(feed.tokens) > 0 for feed in feeds)
+        return super().forward_batch(feeds, _held(self._clock(len(feeds) + prompts), on_layer))
 
     def _clock(self, batch: int = 1) -> PacedPass:
         pace = Pace(0.0) if self.pace is None else self.pace

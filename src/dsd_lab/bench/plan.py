@@ -65,7 +65,7 @@ class Workload:
 
     replies: tuple[RecordedReply, ...]
     link: LinkProfile
-    pass_s: Curve  # (rounds in a pass, seconds)
+    pass_s: Curve  # (sequences in a pass, seconds); a prompt is one
     prefill_s: float  # of one observation, alone in its pass; 0: there are none
     max_batch: int = 32
     max_batch_tokens: int = 2048
@@ -99,24 +99,25 @@ class _Verifier:
 
     def __init__(self, env: simpy.Environment, workload: Workload, log: _Log) -> None:
         self._env, self._workload, self._log = env, workload, log
-        self._pass_s = [0.0] + [at_batch(workload.pass_s, size) for size in range(1, workload.max_batch + 1)]
+        self._pass_s = [0.0] + [at_batch(workload.pass_s, size) for size in range(1, 2 * workload.max_batch + 1)]
+        self._longer_s = max(0.0, workload.prefill_s - self._pass_s[1])  # a prompt, than any other sequence
         self._queue: TurnQueue[_Turn] = TurnQueue(_WAITING, clock=lambda: env.now)
         self._wake: simpy.Event | None = None
         env.process(self._serve())
 
     def observe(self, robot: int) -> None:
         """An observation has arrived."""
-        self._put(robot, _Turn(self._env.now), "Observation", 1, True)
+        self._put(robot, _Turn(self._env.now), "Observation", 1, "Draft")
 
     def verify(self, robot: int, round: RecordedRound, free: bool) -> simpy.Event:
         """A round has arrived; the event of its outcome."""
         done = self._env.event()
-        self._put(robot, _Turn(self._env.now, done, free), "Draft" if round.asked else "alone", round.tokens + 1, False)
+        self._put(robot, _Turn(self._env.now, done, free), "Draft" if round.asked else "alone", round.tokens + 1)
         return done
 
-    def _put(self, robot: int, turn: _Turn, kind: str, weight: int, alone: bool) -> None:
+    def _put(self, robot: int, turn: _Turn, kind: str, weight: int, joins: str = "") -> None:
         """As ``VerifierEngine`` queues it."""
-        self._queue.put(robot, turn, kind=kind, weight=weight, alone=alone)
+        self._queue.put(robot, turn, kind=kind, weight=weight, joins=joins)
         if self._wake is not None and not self._wake.triggered:
             self._wake.succeed()
 
@@ -130,8 +131,9 @@ class _Verifier:
                 self._wake = None
                 continue
             rounds = [turn.done for turn in turns if turn.done is not None]
-            size = sum(turn.done is not None and not turn.free for turn in turns)
-            seconds = self._pass_s[size] + workload.prefill_s * (len(turns) - len(rounds))
+            size, prompts = sum(not turn.free for turn in turns), len(turns) - len(rounds)
+            alone = size == prompts == 1
+            seconds = workload.prefill_s if alone else self._pass_s[size] + self._longer_s * prompts
             if env.now >= log.began:
                 log.waits += [env.now - turn.since for turn in turns]
                 log.busy_s += seconds

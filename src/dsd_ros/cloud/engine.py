@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
-A worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
-the target decodes alone, so that no robot waits for another's whole reply. A step takes one turn of every robot that
-waits, and verifies their rounds in one pass. Nothing waits for a batch to fill. A target that batches itself gets each
-turn as it comes, from as many threads as there may be rounds at once; a session's turns stay in order.
+A worker thread steps: it schedules, runs the target, sends. A turn is one message, one round of a reply that the target
+decodes alone, or a part of a long prompt, so that no robot waits for another's whole reply. A step takes one turn of
+every robot that waits, and one pass verifies their rounds and reads the prompts among them within a budget of tokens.
+Nothing waits for a batch to fill. A target that batches itself gets each turn as it comes, from as many threads as
+there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -24,7 +24,15 @@ from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request
 from dsd_ros.cloud.settings import PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
-from dsd_ros.cloud.verification import PendingRound, RoundRefused, check_in_step, end_reply, open_reply
+from dsd_ros.cloud.verification import (
+    PendingPrompt,
+    PendingRound,
+    RoundRefused,
+    Work,
+    check_in_step,
+    end_reply,
+    open_reply,
+)
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.settings import ModelSettings
@@ -54,14 +62,15 @@ NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
     "(the node: documents)"
 )
+_PIXELS_OF_A_TOKEN = 28 * 28  # of Qwen2-VL and Qwen2.5-VL
 _TOO_MANY = "the verifier has too many messages waiting; send again later"
 
 
 class _Turn(NamedTuple):
-    """``schedule`` does what needs no verification, and returns the round that does, if any."""
+    """``schedule`` does what needs no pass, and returns what does, if anything."""
 
     owner: Hashable
-    schedule: Callable[[], PendingRound | None]
+    schedule: Callable[[], Work | None]
     since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
 
 
@@ -191,8 +200,6 @@ class VerifierEngine:
             sentence = "the verifier does not know this session (any more); open a new one"
             return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
         turn = _Turn(message.session, partial(self._receive, message, peer), time.perf_counter())
-        # An observation's picture takes long to read, and a pass over several rounds would wait for it.
-        tokens, alone = (len(message.tokens), False) if isinstance(message, Draft) else (0, True)
         if self._queue.put(
             message.session,
             turn,
@@ -200,8 +207,8 @@ class VerifierEngine:
             kind=type(message).__name__,
             key=_key(message),
             size=_size(message),
-            weight=tokens + 1,
-            alone=alone,
+            weight=min(_weight(message), self.settings.max_batch_tokens),
+            joins="" if isinstance(message, Draft) else Draft.__name__,  # its prompt and its first round
         ):
             return None
         return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
@@ -210,8 +217,10 @@ class VerifierEngine:
 
     def _run(self) -> None:
         while not self._queue.closed:
-            with self._surviving("a step"):
+            try:
                 self._step()
+            except Exception:
+                self._failed("a step")
         self._sessions.clear()
 
     def _step(self) -> None:
@@ -226,53 +235,94 @@ class VerifierEngine:
                     self._queue.release(turn.owner)
 
     def _take(self, turns: list[_Turn]) -> None:
-        rounds = self._rounds(turns)
-        if not rounds:
+        work = self._schedule(turns)
+        if not work:
             return
-        self.metrics.passing(self._queue.taken or len(rounds))
+        if rounds := sum(isinstance(item, PendingRound) for item in work):
+            self.metrics.passing(self._queue.taken or rounds)
         began = time.perf_counter()
-        for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
-            with self._surviving("a round"):
-                self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
-        self.metrics.passed(time.perf_counter() - began)
+        for item, result in self.target.verify(work, _send_early):  # 2. one pass; exits speak on the way
+            try:
+                self._finish(item, result, time.perf_counter() - began)  # 3. each result to its robot
+            except Exception:
+                self._failed("a round")
+        if rounds:
+            self.metrics.passed(time.perf_counter() - began)
 
-    def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
-        """What the target has to verify; everything else about the turns is done here."""
+    def _schedule(self, turns: list[_Turn]) -> list[Work]:
+        """What the target has to do in one pass; everything else about the turns is done here."""
         now = self._clock()
         if now >= self._next_expiry:
             self._sessions.expire(now)
             self._next_expiry = now + self._nap
-        rounds = []
+        work: list[Work | None] = []
         for turn in turns:
             if turn.since is not None:
                 self.metrics.waited(time.perf_counter() - turn.since)
-            with self._surviving("a turn"):
-                round = turn.schedule()
-                if round is not None:
-                    rounds.append(round)
-        return rounds
+            try:
+                work.append(turn.schedule())
+            except Exception:
+                self._failed("a turn")
+                work.append(None)
+        if any(isinstance(item, PendingPrompt) for item in work):
+            work = self._within_budget(work)
+        return [item for item in work if item is not None]
 
-    @contextmanager
-    def _surviving(self, what: str) -> Iterator[None]:
+    def _within_budget(self, work: list[Work | None]) -> list[Work | None]:
+        """Let prompts have the tokens that the rounds leave, a quarter of all at least; the rest of them waits.
+
+        A prompt that ends is read in the pass of its own first round, if that is here.
+        """
+        most = self.settings.max_batch_tokens
+        rounds = {id(item.reply): place for place, item in enumerate(work) if isinstance(item, PendingRound)}
+        drafted = sum(len(item.draft.tokens) + 1 for item in work if isinstance(item, PendingRound))
+        left = max(most - drafted, most // 4, 1)
+        fitted = list(work)
+        for place, item in enumerate(work):
+            if not isinstance(item, PendingPrompt):
+                continue
+            # A pass of its own is the same whatever else waits.
+            count = item.tokens if self.settings.max_batch == 1 else min(item.tokens, left)
+            left -= count
+            self._queue.weigh(place, count)
+            own = rounds.get(id(item.reply))
+            fitted[place] = PendingPrompt(item.session, item.reply, count) if count and own is None else None
+            if count < item.tokens:
+                if own is not None:
+                    fitted[place], fitted[own] = (
+                        (PendingPrompt(item.session, item.reply, count) if count else None),
+                        None,
+                    )
+                    self._queue_again(work[own])
+                self._queue_prompt(item)
+        return fitted
+
+    def _failed(self, what: str) -> None:
         """One robot's failure ends neither the verifier nor the others' rounds. Expected errors are answered."""
-        try:
-            yield
-        except Exception:
-            self.metrics.failed()
-            _log.exception("%s failed", what)
+        self.metrics.failed()
+        _log.exception("%s failed", what)
 
-    def _finish(self, round: PendingRound, result: Outcome | RoundRefused, seconds: float) -> None:
-        session, reply, draft = round.session, round.reply, round.draft
+    def _finish(self, item: Work, result: Outcome | RoundRefused | None, seconds: float) -> None:
+        session, reply = item.session, item.reply
+        if reply.reading:
+            reply.prefill_us += int(seconds * 1e6)
+            self._note_read(session, reply)
+        if isinstance(item, PendingPrompt):
+            if isinstance(result, RoundRefused):
+                session.send(item.refuse(result))
+            return
+        draft = item.draft
         if isinstance(result, RoundRefused):
             session.send(result.message(draft))
             return
         if reply.outcomes and reply.outcomes[-1].distribution:
             # The robot has drawn with it and will not ask for it again.
             reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
+        assert isinstance(result, Outcome)
         reply.outcomes.append(result)
         session.send(result)
-        self.metrics.verified(round, result, seconds)
-        if not (round.alone or draft.assumed):
+        self.metrics.verified(item, result, seconds)
+        if not (item.alone or draft.assumed):
             reply.received = draft.round - 1  # the robot drafted after the outcome before
         if draft.autonomous_rounds:
             reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
@@ -304,32 +354,59 @@ class VerifierEngine:
             session.ticket if session is not None else b"",
         )  # fmt: skip
 
-    def _receive(self, message: Observation | Draft, peer: Hashable) -> PendingRound | None:
+    def _receive(self, message: Observation | Draft, peer: Hashable) -> Work | None:
         session = self._sessions.find(message.session, peer)
         if session is None:
             return None  # closed, or its link went down, while this waited
         session.last_used = self._clock()
         if isinstance(message, Draft):
             return self._receive_draft(session, message)
-        self._observe(session, message)
-        return None
+        return self._observe(session, message)
 
-    def _observe(self, session: Session, message: Observation) -> None:
+    def _observe(self, session: Session, message: Observation) -> PendingPrompt | None:
         newest = session.lacks - 1 if session.reply is None else session.reply.number
         if message.reply <= newest:
-            return  # a duplicate, or older than the reply in progress
+            return None  # a duplicate, or older than the reply in progress
         session.reply = None  # gives back the memory of the reply before
         try:
             session.reply = open_reply(self.target, message, session.pictures)
         except UnknownPicture as error:
             code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
             session.send(Refusal(session.id, message.reply, 0, code, str(error)))
-            return
+            return None
         self._sessions.release_pictures(self.settings.memory_mb * PICTURE_BYTES_OF_A_MB)
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
-        else:
-            self.metrics.read(session, session.reply)
+        session.reply.reading = session.reply.held
+        return self._read_on(session, session.reply)
+
+    def _read_on(self, session: Session, reply: ReplyState) -> PendingPrompt | None:
+        """The rest of a prompt, unless all is read or the robot has gone on to something else."""
+        self._note_read(session, reply)  # by a target that reads prompts at once
+        if not reply.unread or session.reply is not reply or session.peer is None:
+            return None
+        return PendingPrompt(session, reply, reply.unread)
+
+    def _note_read(self, session: Session, reply: ReplyState) -> None:
+        if reply.reading and reply.sequence is not None and not reply.unread:
+            tokens, reply.reading = reply.reading, 0
+            self.metrics.read(session, reply, tokens)
+
+    def _queue_prompt(self, prompt: PendingPrompt) -> None:
+        """Let the rest of a prompt be read in later passes, before the reply's first round."""
+        session = prompt.session
+        turn = _Turn(session.id, partial(self._read_on, session, prompt.reply))
+        of = accounts_of(session.peer)
+        self._queue.put(session.id, turn, of=of, kind="prompt", joins=Draft.__name__, first=True, bounded=False)
+
+    def _queue_again(self, round: Work | None) -> None:
+        """Let a reply's first round wait for the rest of the prompt."""
+        assert isinstance(round, PendingRound)
+        session, draft = round.session, round.draft
+        turn = _Turn(session.id, partial(self._receive, draft, session.peer))
+        of, key, weight = accounts_of(session.peer), _key(draft), _weight(draft)
+        kind = Draft.__name__
+        self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
 
     def _receive_draft(self, session: Session, draft: Draft) -> PendingRound | None:
         reply = session.reply
@@ -411,6 +488,12 @@ def in_process_channel(model: ModelSettings | str, settings: EngineSettings | No
 
 def _send_early(round: PendingRound, outcome: Outcome) -> None:
     round.session.send(outcome)
+
+
+def _weight(message: Observation | Draft) -> int:
+    """Tokens that a message adds to a pass, roughly where it has a picture."""
+    pixels = 0 if isinstance(message, Draft) else message.height * message.width
+    return len(message.tokens) + 1 if isinstance(message, Draft) else pixels // _PIXELS_OF_A_TOKEN + 1
 
 
 def _key(message: Observation | Draft) -> Hashable:

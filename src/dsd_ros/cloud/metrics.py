@@ -202,10 +202,10 @@ class Metrics:
         if robot:
             _log.info("a connection is refused (%s)", reason, extra=_robot(robot))
 
-    def read(self, session: Session, reply: ReplyState) -> None:
-        """An observation was read, and its reply begins."""
+    def read(self, session: Session, reply: ReplyState, tokens: int) -> None:
+        """An observation of ``tokens`` was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
-        self._prompt(reply.held)  # tokens that another verifier has generated are a part of this one's prompt
+        self._prompt(tokens)  # tokens that another verifier has generated are a part of this one's prompt
         self._read_seconds.observe(seconds)
         fields = _where(session.id, reply.number, reply.rounds) | {"seconds": seconds} | _robot(session.robot)
         _log.info("observation read", extra=fields)

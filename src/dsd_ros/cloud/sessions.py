@@ -43,6 +43,10 @@ class Prefix(Protocol):
     prompt_length: int  # tokens of the prompt, with those of the pictures
     tokens: list[int]
 
+    @property
+    def unread(self) -> int:
+        """How many tokens of the prompt the target has not read yet; 0 where the target reads it whole at once."""
+
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the reply by verified tokens; the next pass takes them along."""
 
@@ -64,6 +68,7 @@ class ReplyState:
     received: int = 0  # the robot has the outcomes of this many rounds for certain
     turn_queued: bool = False
     owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
+    reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
 
     @property
     def tokens(self) -> list[int]:
@@ -74,6 +79,11 @@ class ReplyState:
     def held(self) -> int:
         """Tokens of the prompt and of the reply."""
         return self.sequence.prompt_length + len(self.sequence.tokens) if self.sequence is not None else 0
+
+    @property
+    def unread(self) -> int:
+        """How many tokens of the prompt the target has not read yet."""
+        return self.sequence.unread if self.sequence is not None else 0
 
     @property
     def rounds(self) -> int:

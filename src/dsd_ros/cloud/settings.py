@@ -45,7 +45,7 @@ class EngineSettings:
         1 << 20,
     )
     max_batch: int = option(32, "robots whose rounds are verified in one pass, at most", 1, 4096)
-    max_batch_tokens: int = option(2048, "tokens of one pass over several robots' rounds, at most", 1, 1 << 20)
+    max_batch_tokens: int = option(2048, "tokens of one pass at most, those of prompts included", 1, 1 << 20)
     exit_share: float = option(
         0.25, "fraction of a CPU's pass that early exits may take; 0: no exits", 0.0, 1.0, allowed="0 (no exits) to 1"
     )

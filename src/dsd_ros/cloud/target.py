@@ -16,13 +16,20 @@ import numpy as np
 import torch
 
 from dsd_ros.cloud.exits import ExitListener, Judge, Voice, confidence_of
-from dsd_ros.cloud.sessions import Prefix
-from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
+from dsd_ros.cloud.sessions import Prefix, ReplyState
+from dsd_ros.cloud.verification import (
+    PendingPrompt,
+    PendingRound,
+    RoundRefused,
+    Work,
+    microseconds_since,
+    take_recovered,
+)
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import LayerHook, Sequence as TokenSequence, TreeCheck, verify_trees_together
+from dsd_ros.vlm.sequence import LayerHook, PromptChunk, Sequence as TokenSequence, TreeCheck, verify_trees_together
 from dsd_ros.wire.messages import Outcome, SessionRequest
 
 _log = logging.getLogger(__name__)
@@ -64,16 +71,16 @@ class Target(Protocol):
     def prefill(self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]) -> Prefix:
         """Read an observation: RGB uint8 (H, W, 3) and, oldest first, earlier pictures with their actions.
 
-        VlmError for what the model cannot read.
+        The prompt may stay ``unread``: ``verify`` is then asked to read it. VlmError for what the model cannot read.
         """
 
-    def verify(
-        self, rounds: Sequence[PendingRound], on_early: OnEarly
-    ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
+    def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
         """Verify at most one round of each reply, and leave each reply's prefix at its verified tokens.
 
-        ``on_early`` gets the outcomes of early exits in the meantime. Each round is yielded once, in any order,
-        as soon as its result is known. A refused round leaves its reply unchanged. Never raises for one round.
+        What is unread of a round's own prompt is read first. A ``PendingPrompt`` comes only for a prefix that is
+        ``unread``; its result is None. ``on_early`` gets the outcomes of early exits in the meantime. Each item is
+        yielded once, in any order, as soon as its result is known. A refused round leaves its reply unchanged. Never
+        raises for one item.
         """
 
 
@@ -95,7 +102,7 @@ class _Check:
 
 
 class LocalTarget:
-    """A model in this process: all methods, trees, early exits. One pass for all rounds."""
+    """A model in this process: all methods, trees, early exits. One pass for all rounds and parts of prompts."""
 
     concurrent = False
 
@@ -113,31 +120,31 @@ class LocalTarget:
     def prefill(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]
     ) -> TokenSequence:
-        return self.model.prefill(image, instruction, history)
+        return self.model.open(image, instruction, history)
 
-    def verify(
-        self, rounds: Sequence[PendingRound], on_early: OnEarly
-    ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
-        checks = []
-        for round in rounds:
+    def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
+        checks, prompts = [], []
+        for item in work:
+            if isinstance(item, PendingPrompt):
+                prompts.append(item)
+                continue
             try:
-                checks.append(self._prepare(round, on_early))
+                checks.append(self._prepare(item, on_early))
             except Exception as error:
-                yield round, RoundRefused.of(error)
-        if not checks:
-            return
+                yield item, RoundRefused.of(error)
         began = time.perf_counter()
         try:
-            rows = self._pass(checks)
+            rows = self._pass(checks, prompts)
         except Exception as error:
             for check in checks:
                 check.undo()
-            if len(checks) == 1:
-                yield checks[0].round, RoundRefused.of(error)
+            failed: list[Work] = [*(check.round for check in checks), *prompts]
+            if len(failed) == 1:
+                yield failed[0], RoundRefused.of(error)
                 return
-            _log.warning("a pass over %d rounds failed; each is verified by itself now", len(checks), exc_info=error)
-            for check in checks:
-                yield from self.verify([check.round], on_early)
+            _log.warning("a pass over %d rounds failed; each is verified by itself now", len(failed), exc_info=error)
+            for item in failed:
+                yield from self.verify([item], on_early)
             return
         ran_us = microseconds_since(began)
         for check, logits in zip(checks, rows, strict=True):
@@ -147,10 +154,12 @@ class LocalTarget:
                 check.undo()
                 result = RoundRefused.of(error)
             yield check.round, result
+        for prompt in prompts:
+            yield prompt, None
 
     def _prepare(self, round: PendingRound, on_early: OnEarly) -> _Check:
         """Read the draft, and bring the reply to where the draft begins."""
-        model, draft, sequence = self.model, round.draft, _sequence(round)
+        model, draft, sequence = self.model, round.draft, _sequence(round.reply)
         # What exceeds the context cannot be verified; a shorter draft is just as exact.
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
@@ -167,18 +176,25 @@ class LocalTarget:
             check.voice = Voice(round.exits, check.judge, say)
         return check
 
-    def _pass(self, checks: list[_Check]) -> list[torch.Tensor]:
+    def _pass(self, checks: list[_Check], prompts: list[PendingPrompt]) -> list[torch.Tensor]:
         """Each check's logits (nodes + 1, V) before its tree and after each node."""
+        chunks = [PromptChunk(_sequence(prompt.reply), prompt.tokens) for prompt in prompts]
+        if not checks:
+            if len(chunks) == 1:
+                chunks[0].sequence.read(chunks[0].length)
+            elif chunks:
+                verify_trees_together((), None, chunks)
+            return []
         voices = [check.voice for check in checks if check.voice is not None]
         listener = ExitListener(self.model, voices) if voices else None
-        if len(checks) == 1:
+        if len(checks) == 1 and not chunks and not checks[0].sequence.unread:
             rows = [self._pass_alone(checks[0], listener)]
         else:
             trees = [
                 TreeCheck(check.sequence, self._known(check.tree), check.tree.parents, check.voice is not None)
                 for check in checks
             ]
-            rows = verify_trees_together(trees, listener)
+            rows = verify_trees_together(trees, listener, chunks)
         if listener is not None:
             listener.harvest()
         if rows[0].is_cuda:
@@ -212,8 +228,8 @@ class LocalTarget:
         return round.outcome(verdict, self.model.num_layers, confidence, ran_us, final=True)
 
 
-def _sequence(round: PendingRound) -> TokenSequence:
-    sequence = round.reply.sequence
+def _sequence(reply: ReplyState) -> TokenSequence:
+    sequence = reply.sequence
     assert isinstance(sequence, TokenSequence), "this target has not read the reply's observation"
     return sequence
 

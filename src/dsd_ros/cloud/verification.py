@@ -82,8 +82,26 @@ class PendingRound:
         )
 
 
+@dataclass(frozen=True)
+class PendingPrompt:
+    """The next ``tokens`` of a reply's prompt, for a target to read."""
+
+    session: Session
+    reply: ReplyState
+    tokens: int
+
+    def refuse(self, error: RoundRefused) -> Refusal:
+        """Give the reply up: its prompt cannot be read. The message that answers all its rounds."""
+        reply = self.reply
+        reply.sequence, reply.refusal = None, Refusal(self.session.id, reply.number, 0, error.code, str(error)[:1024])
+        return reply.refusal
+
+
+Work = PendingRound | PendingPrompt
+
+
 def open_reply(target: Target, observation: Observation, kept: LastPictures[np.ndarray]) -> ReplyState:
-    """Read the observation with the target. A failure is kept in the reply, to answer all its rounds.
+    """Let the target begin to read the observation. A failure is kept in the reply, to answer all its rounds.
 
     ``kept``: the session's last pictures by digest. UnknownPicture when one of the history is not there.
     """

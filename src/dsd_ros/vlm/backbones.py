@@ -127,14 +127,14 @@ def attend(
     """Attention of a decoder layer: transformers' own, for each sequence by itself where a pass has several.
 
     query: (1, heads, n, head size). With a ``cache.BatchCache``, key, value and attention_mask are lists, one of each
-    per sequence, whose queries stand one after another; a mask of None lets every row attend to all.
+    per sequence, whose queries stand one after another. A mask comes with the number of its rows; None is causal.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not isinstance(key, list):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    counts = [len(mask[0, 0]) if mask is not None else 1 for mask in attention_mask]
-    parts = zip(query.split(counts, 2), key, value, attention_mask, strict=True)
+    counts, masks = zip(*attention_mask, strict=True)
+    parts = zip(query.split(counts, 2), key, value, masks, strict=True)
     found = [sdpa_attention_forward(module, q, k, v, mask, **options)[0] for q, k, v, mask in parts]
     return torch.cat(found, 1), None
 

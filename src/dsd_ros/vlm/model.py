@@ -19,7 +19,7 @@ from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.prompts import PromptTemplate
-from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeLayout
+from dsd_ros.vlm.sequence import Feed, LayerHook, PromptPart, Sequence, TreeLayout
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,6 +105,15 @@ class VisionLanguageModel:
         history: pictures of earlier steps with the action taken at each, oldest first. Raises ImageError, PromptError,
         or ContextError when the prompt leaves no room for a reply.
         """
+        sequence = self.open(image, instruction, history)
+        sequence.read()
+        return sequence
+
+    @torch.inference_mode()
+    def open(
+        self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
+    ) -> Sequence:
+        """``prefill`` up to the decoder layers: the pictures' features are known, and the prompt is unread."""
         if history and not self.reads_pictures:
             raise ImageError(f"{self.name} reads text alone; ask it without earlier pictures")
         if history and image is None:
@@ -124,10 +133,8 @@ class VisionLanguageModel:
         cache = self._new_cache()
         # Room for a reply too, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
-        rotations = self._backbone.rotations(prompt.hidden, prompt.positions)
-        hidden = self._run_layers(prompt.hidden, rotations, cache, None)
-        cache.length = len(ids)
-        return Sequence(self, cache, ids[-1], prompt.rope_delta, self.head(hidden[0, -1:])[0])
+        part = PromptPart(prompt.hidden, self._backbone.rotations(prompt.hidden, prompt.positions))
+        return Sequence(self, cache, ids[-1], prompt.rope_delta, None, part)
 
     def begin(self) -> Sequence:
         """An empty sequence for text given as token ids; append some before asking for logits."""
@@ -150,24 +157,22 @@ class VisionLanguageModel:
         if count > 1 and past > 0:
             mask = torch.ones((count, past + count), dtype=torch.bool, device=self._device)
             mask = mask.tril_(past)[None, None]
-        return self._forward_one(tokens, cache, rotations, mask, rows, on_layer)
+        return self._forward_one(self._embed(tokens), cache, rotations, mask, rows, on_layer)
 
     @torch.inference_mode()
     def forward_tree(self, feed: Feed, on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Feed pending text and new tree nodes in one pass; logits (feed.rows, vocabulary) float32.
+        """Feed a prompt, pending text and new tree nodes in one pass; logits (feed.rows, vocabulary) float32.
 
         A node attends to the text, its ancestors and itself; its position follows from its depth.
         """
         layout = self._layout(feed)
-        cos, sin = self._text_rotations(layout.end + feed.rope_delta)
-        positions = torch.from_numpy(layout.positions + feed.rope_delta).to(self._device)
-        rotations = cos[:, positions], sin[:, positions]
-        mask = torch.from_numpy(layout.mask).to(self._device)[None, None]
-        return self._forward_one(feed.tokens, feed.cache, rotations, mask, feed.rows, on_layer)
+        mask = None if layout.mask is None else torch.from_numpy(layout.mask).to(self._device)[None, None]
+        hidden, rotations = self._inputs([feed], [layout])
+        return self._forward_one(hidden, feed.cache, rotations, mask, feed.rows, on_layer)
 
     def _forward_one(
         self,
-        tokens: Tokens[int],
+        hidden: torch.Tensor,
         cache: KeyValueCache,
         rotations: Rotations,
         mask: torch.Tensor | None,
@@ -175,12 +180,11 @@ class VisionLanguageModel:
         on_layer: LayerHook | None,
     ) -> torch.Tensor:
         """Feed one sequence; logits (rows, vocabulary) of its last tokens. A pass that fails has fed nothing."""
-        length = cache.length + len(tokens)
+        length = cache.length + hidden.shape[1]
         cache.reserve(length)
-        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
         hook = None if on_layer is None else partial(_last_rows, on_layer, rows)
         hidden = self._run_layers(hidden, rotations, cache, mask, hook)
-        logits = self.head(hidden[0, -rows:])
+        logits = self.head(hidden[0, hidden.shape[1] - rows :])
         cache.length = length
         return logits
 
@@ -193,39 +197,62 @@ class VisionLanguageModel:
         before any cache is touched, when one of them would grow too long; no cache grows when the hook raises.
         """
         layouts = [self._layout(feed) for feed in feeds]
-        counts = [len(feed.tokens) for feed in feeds]
+        counts = [feed.length for feed in feeds]
         cache = BatchCache([feed.cache for feed in feeds], counts)
-        tokens = [token for feed in feeds for token in feed.tokens]
-        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
-        positions = np.concatenate(
-            [layout.positions + feed.rope_delta for feed, layout in zip(feeds, layouts, strict=True)]
-        )
-        cos, sin = self._text_rotations(int(positions.max()) + 1)
-        places = torch.from_numpy(positions).to(self._device)
         masks = [
-            None if layout.mask.all() else torch.from_numpy(layout.mask).to(self._device)[None, None]
-            for layout in layouts
+            (count, None if layout.mask is None else torch.from_numpy(layout.mask).to(self._device)[None, None])
+            for count, layout in zip(counts, layouts, strict=True)
         ]
-        rotations = cos[:, places], sin[:, places]
+        hidden, rotations = self._inputs(feeds, layouts)
         hidden = self._run_layers(
             hidden, rotations, cache, masks, None if on_layer is None else partial(_first, on_layer)
         )
-        wanted = [part[-feed.rows :] for feed, part in zip(feeds, hidden[0].split(counts), strict=True)]
+        wanted = [part[len(part) - feed.rows :] for feed, part in zip(feeds, hidden[0].split(counts), strict=True)]
         logits = self.head(torch.cat(wanted))
         cache.commit()
         return list(logits.split([feed.rows for feed in feeds]))
+
+    def _embed(self, tokens: Tokens[int]) -> torch.Tensor:
+        hidden: torch.Tensor = self._language.embed_tokens(
+            torch.tensor([tokens], dtype=torch.int64, device=self._device)
+        )
+        return hidden
+
+    def _inputs(self, feeds: list[Feed], layouts: list[TreeLayout]) -> tuple[torch.Tensor, Rotations]:
+        """Hidden states (1, n, hidden size) and rotations of all that is fed, feed after feed, prompts first."""
+        tokens = [token for feed in feeds for token in feed.tokens]
+        if not tokens and len(feeds) == 1 and feeds[0].prompt is not None:
+            return feeds[0].prompt.hidden, feeds[0].prompt.rotations
+        positions = np.concatenate(
+            [
+                layout.positions[feed.length - len(feed.tokens) :] + feed.rope_delta
+                for feed, layout in zip(feeds, layouts, strict=True)
+            ]
+        )
+        cos, sin = self._text_rotations(int(positions.max(initial=-1)) + 1)
+        places = torch.from_numpy(positions).to(self._device)
+        hidden, cos, sin = self._embed(tokens), cos[:, places], sin[:, places]
+        if any(feed.prompt is not None for feed in feeds):
+            counts = [len(feed.tokens) for feed in feeds]
+            mixed: list[tuple[torch.Tensor, ...]] = []
+            for feed, *rest in zip(feeds, *(part.split(counts, 1) for part in (hidden, cos, sin)), strict=True):
+                if feed.prompt is not None:
+                    mixed.append((feed.prompt.hidden, *feed.prompt.rotations))
+                mixed.append(tuple(rest))
+            hidden, cos, sin = (torch.cat(parts, 1) for parts in zip(*mixed, strict=True))
+        return hidden, (cos, sin)
 
     def _run_layers(
         self,
         hidden: torch.Tensor,
         rotations: Rotations,
         cache: KeyValueCache | BatchCache,
-        mask: torch.Tensor | list[torch.Tensor | None] | None,
+        mask: torch.Tensor | list[tuple[int, torch.Tensor | None]] | None,
         on_layer: LayerHook | None = None,
     ) -> torch.Tensor:
         """Hidden states (1, n, hidden size) through all layers; ``mask`` None means causal.
 
-        A ``BatchCache`` needs a list with each sequence's mask, None where every row attends to all. ``on_layer`` gets
+        A ``BatchCache`` needs a list with each sequence's number of rows and its mask. ``on_layer`` gets
         all hidden states. The caller advances the cache's length.
         """
         for index, layer in enumerate(self._language.layers):

@@ -21,23 +21,52 @@ if TYPE_CHECKING:
 LayerHook = Callable[[int, torch.Tensor], None]  # (layer from 0, its hidden states), while deeper layers have not run
 
 
-class Feed(NamedTuple):
-    """What one sequence contributes to a forward pass: pending text, then new nodes of a token tree; one token or more.
+class PromptPart(NamedTuple):
+    """Embedded tokens of a prompt that no pass has fed yet: the rest of the prompt, or the beginning of that rest.
 
-    rope_delta: a token's M-RoPE position minus its index in the cache. parents: of every node of the tree, -1 for the
-    root's children, each parent before its children; the first ``held`` nodes already are the last rows of the cache.
+    hidden: (1, n, hidden size). rotations: cosines and sines (1, n, head size). ends: whether the prompt ends here.
     """
 
-    tokens: list[int]
+    hidden: torch.Tensor
+    rotations: tuple[torch.Tensor, torch.Tensor]
+    ends: bool = True
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return self.hidden.shape[1]
+
+    def part(self, start: int, count: int) -> PromptPart:
+        """``count`` tokens from ``start``."""
+        cos, sin = self.rotations
+        place = slice(start, start + count)
+        return PromptPart(self.hidden[:, place], (cos[:, place], sin[:, place]), start + count >= self.length)
+
+
+class Feed(NamedTuple):
+    """What one sequence contributes to a forward pass: its prompt, pending text, new nodes of a token tree.
+
+    It is one token or more. rope_delta: a text token's M-RoPE position minus its index in the cache. parents: of every
+    node of the tree, -1 for the root's children, each parent before its children; the first ``held`` nodes already are
+    the last rows of the cache. Nothing follows a prompt that does not end.
+    """
+
+    tokens: list[int]  # text, then nodes
     cache: KeyValueCache
     rope_delta: int
     parents: list[int] = []  # never changed
     held: int = 0
+    prompt: PromptPart | None = None
+
+    @property
+    def length(self) -> int:
+        """How many tokens are fed, the prompt's included."""
+        return len(self.tokens) + (self.prompt.length if self.prompt is not None else 0)
 
     @property
     def text(self) -> int:
-        """How many of the tokens are text."""
-        return len(self.tokens) - (len(self.parents) - self.held)
+        """How many of them are no nodes."""
+        return self.length - (len(self.parents) - self.held)
 
     @property
     def past(self) -> int:
@@ -46,7 +75,12 @@ class Feed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of logits that the pass returns: one after the text, if there is any, and one per new node."""
+        """Rows of logits that the pass returns: one after the text, if there is any, and one per new node.
+
+        There is none after a prompt that does not end.
+        """
+        if self.prompt is not None and not self.prompt.ends:
+            return 0
         return len(self.parents) - self.held + (self.text > 0)
 
 
@@ -66,11 +100,12 @@ class CachedTree:
 class TreeLayout:
     """Attention mask and positions of a pass over ``text`` tokens and new tree nodes, n in all.
 
-    mask: (n, past + held + n) bool, True where a row attends. positions: (n,) int64 from the start of the
-    sequence; siblings share one. end: the first position after the text and the whole tree.
+    mask: (n, past + held + n) bool, True where a row attends; None for one token after the others, and for text that
+    begins the sequence, which is causal. positions: (n,) int64 from the start of the sequence; siblings share one.
+    end: the first position after the text and the whole tree.
     """
 
-    mask: np.ndarray
+    mask: np.ndarray | None
     positions: np.ndarray
     end: int
 
@@ -82,6 +117,8 @@ class TreeLayout:
         """
         nodes = len(parents)
         first = past + text  # the tree's first column
+        if not nodes and (not past or text == 1):
+            return cls(None, np.arange(past, first), first)
         mask = np.zeros((text + nodes - held, first + nodes), np.bool_)
         mask[:text, :first] = np.tri(text, first, past, dtype=np.bool_)
         mask[text:, :first] = True
@@ -94,10 +131,11 @@ class TreeLayout:
 
 
 class Sequence:
-    """A prompt and its reply so far, made by ``VisionLanguageModel.prefill`` or ``begin``. For one thread.
+    """A prompt and its reply so far, made by ``VisionLanguageModel.prefill``, ``open`` or ``begin``. For one thread.
 
     ``append`` only records tokens; the next ``next_logits`` or ``verify`` feeds them. The sequences of one model may be
-    advanced in any order. Returned logits belong to the sequence: do not modify them.
+    advanced in any order. Returned logits belong to the sequence: do not modify them. A prompt that is still ``unread``
+    is fed by the next pass, or by ``read``.
 
     A token tree may be attached after the last token (``verify_tree``, ``grow_tree``). ``keep_path`` moves one of its
     paths into the reply; any other change of the reply, or a pass over it, drops the tree.
@@ -109,19 +147,33 @@ class Sequence:
         cache: KeyValueCache,
         last_prompt_token: int,
         rope_delta: int,
-        prompt_logits: torch.Tensor,
+        prompt_logits: torch.Tensor | None,
+        prompt: PromptPart | None = None,
     ) -> None:
+        """``prompt``: what the cache does not hold yet; ``prompt_logits`` is None then."""
         self.model = model
         self.tokens: list[int] = []
-        self.prompt_length = cache.length
+        self.prompt_length = cache.length if prompt is None else prompt.length
         self._cache = cache
         self._last_prompt_token = last_prompt_token
         self._rope_delta = rope_delta
+        self._prompt = prompt
         self._prompt_logits = prompt_logits
         # Logits of the last pass: row i follows the first _rows_start + i reply tokens.
-        self._rows = prompt_logits.unsqueeze(0)
+        self._rows = torch.empty(0)
         self._rows_start = 0
         self._tree = CachedTree()
+
+    @property
+    def unread(self) -> int:
+        """How many tokens of the prompt no pass has fed yet."""
+        return 0 if self._prompt is None else self.prompt_length - self._cache.length
+
+    def read(self, count: int | None = None) -> None:
+        """Feed the next ``count`` tokens of the prompt, all of them by default, in a pass of its own."""
+        if self._prompt is not None:
+            feed = self.prompt_feed(self.unread if count is None else count)
+            self.record(feed, self.model.forward_tree(feed))
 
     def append(self, tokens: Tokens[int]) -> None:
         """Extend the reply; SequenceError for a token outside the vocabulary."""
@@ -134,6 +186,7 @@ class Sequence:
 
         ``on_layer`` is called as by ``verify``, if there is a pass.
         """
+        self.read()
         known = self.known_logits()
         return self._advance(0, on_layer)[-1] if known is None else known
 
@@ -145,6 +198,7 @@ class Sequence:
         same rows. If the pass fails (ContextError, or an error in the hook), the draft is removed again.
         """
         draft = self._checked(draft)
+        self.read()
         self._drop_tree()
         before = len(self.tokens)
         first_row = None
@@ -173,6 +227,7 @@ class Sequence:
         ``verify``. After a failed pass there is no tree and the reply is unchanged. ContextError when tokens and tree
         depth exceed the context.
         """
+        self.read()
         feed = self.whole_tree_feed(tokens, parents, on_layer is not None)
         if feed is None:
             return self.next_logits().unsqueeze(0)
@@ -184,6 +239,7 @@ class Sequence:
         parents: as for ``verify_tree``; nodes are numbered across all calls. A tree of depth L costs L passes, with
         ``next_logits`` for the first level. A failed pass leaves the tree unchanged.
         """
+        self.read()
         feed = self.tree_feed(tokens, parents)
         if feed is None:
             return self.next_logits().new_empty((0, self.model.vocab_size))
@@ -246,9 +302,16 @@ class Sequence:
     def feed(self) -> Feed:
         """What the next forward pass must be fed."""
         self._drop_tree()
+        if self._prompt is not None:
+            return self.prompt_feed(self.unread)._replace(tokens=list(self.tokens))
         fed = self._fed
         pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
         return Feed(pending, self._cache, self._rope_delta)
+
+    def prompt_feed(self, count: int) -> Feed:
+        """The next ``count`` tokens of a prompt that is still unread, at least one."""
+        assert self._prompt is not None
+        return Feed([], self._cache, self._rope_delta, prompt=self._prompt.part(self._cache.length, max(1, count)))
 
     def tree_feed(self, tokens: Tokens[int], parents: Tokens[int]) -> Feed | None:
         """What the pass of ``grow_tree`` must be fed; None if there is nothing to feed."""
@@ -256,11 +319,12 @@ class Sequence:
         tokens = self._checked(tokens)
         parents = _checked_parents(parents, len(tokens), len(tree.tokens))
         text: list[int] = []
+        prompt = None
         if not tree.tokens and self.known_logits() is None:
-            text = self.feed().tokens
-        if not text and not tokens:
+            text, *_, prompt = self.feed()
+        if not text and not tokens and prompt is None:
             return None
-        return Feed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens))
+        return Feed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens), prompt)
 
     def whole_tree_feed(self, tokens: Tokens[int], parents: Tokens[int], heard: bool) -> Feed | None:
         """What the pass of ``verify_tree`` must be fed, with ``heard`` also the row before the tree if it is known."""
@@ -272,12 +336,22 @@ class Sequence:
 
     def record(self, feed: Feed, rows: torch.Tensor) -> torch.Tensor:
         """Record a pass' logits (feed.rows, vocabulary); return those after the new nodes."""
+        if feed.prompt is not None:
+            if not feed.prompt.ends:
+                return rows
+            self._prompt = None
         if feed.text:
-            self._rows, self._rows_start, rows = rows[:1], len(self.tokens), rows[1:]
+            # Tokens that were appended to a prompt may still be pending.
+            self._rows_start = self._cache.length - self.prompt_length - len(feed.parents)
+            self._rows, rows = rows[:1], rows[1:]
+            if self._rows_start == 0:
+                self._prompt_logits = self._rows[0]
         if len(rows):
             tree = self._tree
-            before = tree.rows or (self._known_row(len(self.tokens)),)
-            tokens = (*tree.tokens, *feed.tokens[feed.text :])
+            known = self._known_row(len(self.tokens))
+            assert known is not None or tree.rows
+            before = tree.rows or (known,)
+            tokens = (*tree.tokens, *feed.tokens[len(tree.tokens) - len(feed.parents) :])
             self._tree = CachedTree(tokens, tuple(feed.parents), (*before, *rows))
         return rows
 
@@ -288,7 +362,7 @@ class Sequence:
 
     @property
     def _fed(self) -> int:
-        """How many reply tokens are in the cache; -1 if even the prompt's last token is not."""
+        """How many reply tokens are in the cache; negative if part of the prompt is not."""
         return self._cache.length - self.prompt_length - len(self._tree.tokens)
 
     def _known_row(self, length: int) -> torch.Tensor | None:
@@ -376,6 +450,13 @@ def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]
     return [results[id(sequence)] if feed is not None else sequence.grow_tree([], []) for sequence, feed in feeds]
 
 
+class PromptChunk(NamedTuple):
+    """The next ``length`` tokens of a sequence's unread prompt, to be fed along with trees of other sequences."""
+
+    sequence: Sequence
+    length: int
+
+
 class TreeCheck(NamedTuple):
     """A token tree to attach to a sequence, as for ``Sequence.verify_tree``.
 
@@ -389,29 +470,38 @@ class TreeCheck(NamedTuple):
 
 
 def verify_trees_together(
-    checks: Tokens[TreeCheck], on_layer: Callable[[int, list[torch.Tensor]], object] | None = None
+    checks: Tokens[TreeCheck],
+    on_layer: Callable[[int, list[torch.Tensor]], object] | None = None,
+    chunks: Tokens[PromptChunk] = (),
 ) -> list[torch.Tensor]:
-    """``Sequence.verify_tree`` for several sequences of one model, in one pass.
+    """``Sequence.verify_tree`` for several sequences of one model, in one pass that also reads ``chunks`` of prompts.
 
     Each result (nodes + 1, vocabulary) equals that sequence's own up to rounding; a draft without branches is a tree,
-    too. ``on_layer(index, hidden)`` gets the hidden states (rows, hidden size) of each check that is ``heard``. If the
-    pass fails, no reply has changed and no tree is attached.
+    too. What is unread of a check's own prompt is fed in the same pass. ``on_layer(index, hidden)`` gets the hidden
+    states (rows, hidden size) of each check that is ``heard``. If the pass fails, no reply has changed, no tree is
+    attached and no prompt is read.
     """
     feeds = [check.sequence.whole_tree_feed(check.tokens, check.parents, check.heard) for check in checks]
     fed = [feed for feed in feeds if feed is not None]
     heard = [check.heard for check, feed in zip(checks, feeds, strict=True) if feed is not None]
-    ends = list(accumulate(len(feed.tokens) for feed in fed))
+    ends = list(accumulate(feed.length for feed in fed))
     places = [slice(end - feed.rows, end) for feed, end, wanted in zip(fed, ends, heard, strict=True) if wanted]
 
     def hook(index: int, hidden: torch.Tensor) -> None:
         if on_layer is not None:
             on_layer(index, [hidden[place] for place in places])
 
-    found = iter(checks[0].sequence.model.forward_batch(fed, hook) if fed else ())
-    return [
+    parts = [chunk.sequence.prompt_feed(chunk.length) for chunk in chunks]
+    several = [*fed, *parts]
+    model = (checks[0] if checks else chunks[0]).sequence.model
+    found = iter(model.forward_batch(several, hook) if several else ())
+    results = [
         sequence.next_logits().unsqueeze(0) if feed is None else sequence.record_tree(feed, next(found))
         for (sequence, *_), feed in zip(checks, feeds, strict=True)
     ]
+    for chunk, part in zip(chunks, parts, strict=True):
+        chunk.sequence.record(part, next(found))
+    return results
 
 
 def _by_model(feeds: list[tuple[Sequence, Feed]]) -> Iterable[list[tuple[Sequence, Feed]]]:

@@ -22,10 +22,14 @@ Path = tuple[Hashable, ...]
 
 _QUANTUM_S = 0.001  # used times that differ by less count as equal
 _URGENT_IN_A_ROW = 8  # then an ordinary turn comes first
-_DEBT_S = 0.1  # an account that has used so much more than another lets that one go first, see ``_courtesy``
+_DEBT_S = 0.02  # an account that has used so much more than another lets that one go first, see ``_courtesy``
 _CREDIT_S = 0.2  # what an account may be behind when it begins to wait, after a moment without turns
 _GRACE_S = 0.15  # how soon the other's next turn must come for that
-_LONG_S, _LONGER = 0.02, 4  # of turns longer than this, and so many times as long as the other's
+_LONG_S, _LONGER = 0.02, 4  # by turns longer than this, and so many times as long as the other's
+_PAUSES, _SLACK_S = (
+    2,
+    0.002,
+)  # by turns longer than so many of the other's last pauses and this, which they wait at most
 _ACCOUNTS = 4096  # idle ones are forgotten beyond this
 _SHARE = 4  # one link's turns hold at most 1 / this of all bytes
 
@@ -56,7 +60,7 @@ class _Waiting(NamedTuple, Generic[T]):
     size: int
     kind: str
     weight: int
-    alone: bool
+    joins: str
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class _Account:
 
     used: float = 0.0  # s; lifted towards its parent's floor when it begins to wait
     ended: float = -math.inf  # when its last turn ended
+    pause: float = 0.0  # from the end of its last turn to the next one's coming, s; 0: not known
+    late: bool = False  # others waited for its next turn in vain, and it has not come in time since
     floor: float = 0.0  # the used time of its part that had the last turn
     costs: dict[str, float] = field(default_factory=dict)  # longest recent turn, s, by kind
     waiting: int = 0
@@ -95,6 +101,7 @@ class TurnQueue(Generic[T]):
         self._since = 0.0
         self._recent: dict[Path, float] = {}  # when an owner's last turn ended
         self._awaited: set[Path] = set()  # the accounts that waiting turns let go first, since ``_idle_since``
+        self._were_awaited: set[Path] = set()  # before
         self._idle_since = 0.0
         self._urgent_in_a_row = 0
         self._keys: set[Hashable] = set()
@@ -114,7 +121,8 @@ class TurnQueue(Generic[T]):
         key: Hashable = None,
         size: int = 0,
         weight: int = 1,
-        alone: bool = False,
+        joins: str = "",
+        first: bool = False,
         urgent: bool = False,
         bounded: bool = True,
     ) -> bool:
@@ -125,7 +133,8 @@ class TurnQueue(Generic[T]):
         :param of: what the owner is a part of, the widest first: its address and its link.
         :param kind: turns of one kind take similarly long.
         :param weight: its part of the work of the turns taken with it.
-        :param alone: it takes long, and is taken without others.
+        :param joins: of more turns than one, the owner's next is taken along if it is of this kind.
+        :param first: it goes before the owner's other turns.
         """
         path = (*of, owner)
         with self._changed:
@@ -140,7 +149,8 @@ class TurnQueue(Generic[T]):
             )
             if full and bounded:
                 return False
-            lanes.setdefault(path, deque()).append(_Waiting(turn, key, size, kind, weight, alone))
+            lane = lanes.setdefault(path, deque())
+            (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins))
             self._enter(path, size)
             if key is not None:
                 self._keys.add(key)
@@ -150,7 +160,7 @@ class TurnQueue(Generic[T]):
     def ready(
         self, limit: int = 1, timeout: float | None = None, max_weight: int = sys.maxsize, *, hold: bool = False
     ) -> list[T]:
-        """Take the next turn of up to ``limit`` owners, and wait for one if there is none.
+        """Take the next turn of up to ``limit`` owners, and those that these join; wait for one if there is none.
 
         Together they weigh at most ``max_weight``; the first is taken even if it weighs more. Empty after ``timeout``
         seconds without one (None: no limit), or when the queue is closed. ``hold``: for several workers at once; the
@@ -173,6 +183,11 @@ class TurnQueue(Generic[T]):
                         return []
                 self._changed.wait(None if math.isinf(wait) else wait)
             return []
+
+    def weigh(self, place: int, weight: int) -> None:
+        """Correct the weight of turn ``place`` of those that ``ready`` gave last, once it is known."""
+        path, kind, _ = self._running[place]
+        self._running[place] = path, kind, weight
 
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
@@ -230,21 +245,25 @@ class TurnQueue(Generic[T]):
         """The next turns; if there are none, how long the first of those that wait does so out of courtesy, s."""
         ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
         order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
-        shortest, weight = math.inf, 0
+        shortest, weight, owners = math.inf, 0, 0
         found: list[tuple[dict[Path, deque[_Waiting[T]]], Path]] = []
-        self._awaited.clear()
+        self._were_awaited, self._awaited = self._awaited, set()
         for lanes in order:
             free = [path for path in lanes if path[-1] not in self._held]
             for path in sorted(free, key=self._used) if len(free) > 1 else free:
                 if courteous and (wait := self._courtesy(lanes, path)) > 0.0:
                     shortest = min(shortest, wait)
                     continue
-                turn = lanes[path][0]
-                if found and (turn.alone or weight + turn.weight > max_weight):
+                lane = lanes[path]
+                joined = limit > 1 and lane[0].joins and len(lane) > 1 and lane[1].kind == lane[0].joins
+                if found and weight + lane[0].weight > max_weight:
                     continue
-                weight += turn.weight
-                found.append((lanes, path))
-                if turn.alone or len(found) == limit:
+                for turn in (lane[0], lane[1]) if joined else (lane[0],):
+                    if turn is lane[0] or weight + turn.weight <= max_weight:
+                        weight += turn.weight
+                        found.append((lanes, path))
+                owners += 1
+                if owners == limit:
                     return 0.0, found
         return shortest, found
 
@@ -261,9 +280,14 @@ class TurnQueue(Generic[T]):
             places = (path[:end] for end in range(len(path) + 1))
             chain = self._chains[path] = tuple(self._accounts.setdefault(place, _Account()) for place in places)
         parent, now = chain[0], self._clock()
+        running = any(path == other for other, *_ in self._running)
         for account in chain[1:]:
             if not account.waiting:
-                credit = 0.0 if now - account.ended >= _GRACE_S else _CREDIT_S
+                pause = now - account.ended
+                credit = 0.0 if pause >= _GRACE_S else _CREDIT_S
+                account.pause = 0.0 if running or math.isinf(pause) else pause
+                if account.pause < _GRACE_S:
+                    account.late = False
                 account.used = max(account.used, parent.floor - credit)
             account.waiting += 1
             account.bytes += size
@@ -313,26 +337,32 @@ class TurnQueue(Generic[T]):
     def _courtesy(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> float:
         """How long a turn waits although the worker is free, s.
 
-        A turn cannot be interrupted. So one that is known to be long lets those go first that had short turns a moment
-        ago and are behind in time used: their next turn is on its way. Otherwise each of their short turns would wait
-        for a long one. They are charged the time that it waits, see ``_charge_idle_time``.
+        A turn cannot be interrupted. So one that is known to be long lets those go first that are behind in time used
+        and paused briefly before their last turn: their next turn is on its way. Otherwise each of their turns would
+        wait for a long one. They are charged the time that it waits, see ``_charge_idle_time``.
         """
         kind, wait = lanes[path][0].kind, 0.0
-        if self._chains[path][1].costs.get(kind, 0.0) <= _LONG_S:  # the widest account has the longest costs
+        if self._chains[path][1].costs.get(kind, 0.0) <= _SLACK_S:  # the widest account has the longest costs
             return 0.0
         now = self._clock()
         for other, ended in list(self._recent.items()):
+            if other == path:
+                continue
+            end = next(end for end, names in enumerate(zip_longest(path, other), 1) if names[0] != names[1])
+            mine, theirs = self._accounts.get(path[:end]), self._accounts.get(other[:end])
+            if mine is not None and theirs is not None and mine is not theirs:
+                cost, patience = mine.costs.get(kind, 0.0), _PAUSES * theirs.pause + _SLACK_S
+                if cost > max(_LONG_S, _LONGER * min(theirs.costs.values(), default=0.0)):
+                    patience = _GRACE_S
+                elif not theirs.pause or cost < patience:
+                    patience = 0.0
+                if ended + patience <= now:
+                    theirs.late |= other[:end] in self._were_awaited
+                elif not theirs.late and mine.used - theirs.used >= _DEBT_S:
+                    wait = max(wait, ended + patience - now)
+                    self._awaited.add(other[:end])
             if now - ended >= _GRACE_S:
                 del self._recent[other]
-            elif other != path:
-                ends = (end for end, names in enumerate(zip_longest(path, other), 1) if names[0] != names[1])
-                end = next(ends)
-                mine, theirs = self._accounts.get(path[:end]), self._accounts.get(other[:end])
-                if mine is None or theirs is None or mine is theirs or mine.used - theirs.used < _DEBT_S:
-                    continue
-                if mine.costs.get(kind, 0.0) > max(_LONG_S, _LONGER * min(theirs.costs.values(), default=0.0)):
-                    wait = max(wait, ended + _GRACE_S - now)
-                    self._awaited.add(other[:end])
         return wait
 
     def _charge_idle_time(self) -> None:

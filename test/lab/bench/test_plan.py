@@ -116,6 +116,17 @@ def test_a_plan_names_the_fewest_verifiers_for_each_limit(tmp_path):
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
+def test_the_simulation_agrees_with_the_fleets_that_were_measured():
+    path = ROOT / "benchmarks/fleet.json"
+    asked, rows = read_workload(path), json.loads(path.read_text())["rows"]
+    assert [row["robots"] for row in rows] == [1, 2, 4, 8, 16]
+    for row in rows:
+        found = simulate(asked, row["robots"], replies=3, warm_up=0)
+        for name in ("tokens_per_second", "reply_seconds_median", "reply_seconds_p95"):
+            assert found[name] == pytest.approx(row[name], rel=0.1), (row["robots"], name)
+        assert found["mean_batch"] == pytest.approx(row["mean_batch"], abs=0.5)
+
+
 def test_a_limit_that_no_verifier_can_keep_is_named():
     with pytest.raises(BenchError, match=r"takes? a robot alone .* so 0.2 s cannot be"):
         plan(workload(0.3, 0.1), [5], [0.2])

@@ -17,6 +17,7 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.utilities import remove_ros_args
 
 from dsd_msgs.action import Navigate
+from dsd_msgs.msg import NavAction
 
 
 def main() -> int:
@@ -39,13 +40,15 @@ def navigate(node, client, instruction: str) -> int:
     if not client.wait_for_server(timeout_sec=10.0):
         print("No node offers the action 'dsd/navigate': start the robot's nodes.", file=sys.stderr)
         return 1
-    said = ""
+    shown = 0
 
     def on_feedback(message) -> None:
-        nonlocal said
-        if message.feedback.reasoning not in ("", said):
-            said = message.feedback.reasoning
-            print(said, flush=True)
+        nonlocal shown
+        now = message.feedback
+        if now.step != shown:
+            shown = now.step
+            moves = {NavAction.STOP: "stop", NavAction.FORWARD: f"{now.distance:.2f} m ahead"}
+            print(f"{now.step}. {moves.get(now.kind) or f'turn by {now.angle:.2f} rad'}", flush=True)
 
     handle = wait(node, client.send_goal_async(Navigate.Goal(instruction=instruction), on_feedback))
     result = handle.get_result_async()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it."""
+"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it; and names of durations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import re
 import unicodedata
 
 LINES = "\n\t"  # what text of several lines keeps
+_SECONDS = {
+    "total_time": "seconds", "start_offset": "began_seconds", "exit_times": "exit_seconds",
+    "link_delay": "link_delay_seconds", "observation_age": "observation_age",
+}  # fmt: skip
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s@]*(?:[^/?#\s]*)@")
 _SECRETS = re.compile(
@@ -22,6 +26,11 @@ def shown(text: object, keep: str = "") -> str:
     :param keep: control characters that stay, such as line ends.
     """
     return "".join(c if c in keep or _harmless(c) else c.encode("unicode_escape").decode() for c in masked(str(text)))
+
+
+def seconds_name(field: str) -> str:
+    """The name in records, reports and CSV files, in seconds, of a message's duration: of draft_time, draft_seconds."""
+    return _SECONDS.get(field) or field.removesuffix("_time") + "_seconds"
 
 
 def masked(text: str) -> str:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from builtin_interfaces.msg import Duration
 from graph import End, Notes, make_all
 from pages import DOCS, ROOT, text_of
 
@@ -119,4 +120,4 @@ def test_the_foxglove_layout_shows_what_is_published(ends: set[End]) -> None:
             message = getattr(importlib.import_module(f"{package}.msg"), name)()
             for field in fields:
                 message = getattr(message, field)
-            assert isinstance(message, bool | int | float), path
+            assert isinstance(message, bool | int | float | Duration), path  # Foxglove plots a duration in seconds

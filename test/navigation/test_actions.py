@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from dsd_ros.navigation.actions import (
+    KINDS,
     Action,
     ActionKind,
     ParsedReply,
     UnparsableReply,
+    action_of,
     all_actions,
     format_action,
     parse_reply,
@@ -147,3 +150,34 @@ def test_amounts_have_units_and_signs(action):
 def test_an_action_outside_the_grammar_cannot_be_made(kind, amount):
     with pytest.raises(ValueError, match="takes an amount of"):
         Action(kind, amount)
+
+
+def message(kind: int, distance: float = 0.0, angle: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(kind=kind, distance=distance, angle=angle)
+
+
+@pytest.mark.parametrize("action", all_actions(), ids=format_action)
+def test_a_message_in_metres_and_radians_is_an_action(action):
+    number = KINDS.index(action.kind)
+    assert action_of(message(number, action.metres, action.radians)) == action
+    rounded = message(number, round(action.metres, 3), round(action.radians, 3))  # as other programs write it
+    assert action_of(rounded) == action
+    assert action_of(SimpleNamespace(kind=number, amount=action.amount)) == action  # bags of earlier versions
+
+
+@pytest.mark.parametrize(
+    ("kind", "distance", "angle"),
+    [
+        (1, 0.6, 0.0), (1, 25.0, 0.0), (1, -0.25, 0.0), (1, 0.25, 0.5236), (1, math.nan, 0.0), (1, 0.0, 0.0),
+        (2, 0.0, 30.0), (2, 0.0, -0.5236), (3, 0.0, 0.5236), (2, 0.25, 0.5236), (2, 0.0, math.inf), (0, 0.25, 0.0),
+    ],
+)  # fmt: skip
+def test_a_message_that_the_grammar_cannot_say_is_refused(kind, distance, angle):
+    with pytest.raises(ValueError, match=r"^'.*' over .* m and .* rad is not an action of the grammar; it has .*\.$"):
+        action_of(message(kind, distance, angle))
+
+
+@pytest.mark.parametrize("kind", [4, 9, 255])
+def test_an_unknown_kind_is_refused(kind):
+    with pytest.raises(ValueError, match=f"kind {kind} is unknown"):
+        action_of(message(kind))

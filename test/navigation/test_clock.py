@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, TICK_S, Bench, say
 
-from dsd_ros.navigation.actions import ActionKind
+from dsd_ros.navigation.actions import Action, ActionKind
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.records import ClockWatch, DecodeAnswer, Moment, Phase
 from dsd_ros.navigation.safety import Cause
@@ -169,7 +169,7 @@ def test_a_clock_watch_knows_simulated_rates_from_jumps(rate):
 def test_the_supervisor_takes_the_next_action_after_the_clock_was_set_back(back):
     supervisor, now, base = Supervisor(), 10.0, 2e6
     supervisor.on_odometry(Pose(0.0, 0.0, 0.0), 1.0, now)
-    act = (ActionKind.FORWARD, 25, True)
+    act = (Action(ActionKind.FORWARD, 25), True)
     supervisor.on_clock(Moment(now, base + now))
     supervisor.on_action(*act, base + now - 0.4, base + now, now)
     causes = {cause for cause, _ in supervisor.decide(now).causes}

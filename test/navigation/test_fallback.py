@@ -7,6 +7,7 @@ import math
 from itertools import product
 
 import pytest
+from announced import announced
 
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose
@@ -54,7 +55,8 @@ class World:
 
     def act(self, word: str, kind: ActionKind = ActionKind.FORWARD, amount: int = 50) -> Motion:
         """Announce an action and command its motion; what of it goes to the robot."""
-        self.supervisor.on_action(kind, amount, word == VERIFIED, self.now - 0.1, self.now, self.now, word == RETRACING)
+        stamp, back = self.now - 0.1, word == RETRACING
+        self.supervisor.on_action(announced(kind, amount), word == VERIFIED, stamp, self.now, self.now, back)
         self.command = AHEAD if kind is ActionKind.FORWARD else Motion(wz=0.5)
         return self.step()
 
@@ -123,8 +125,8 @@ def test_what_is_refused_does_not_make_the_count_new():
     world = World(Fallback("draft_only", unverified_replies=1))
     assert world.act(UNVERIFIED).moving
     stale = world.now - 9.0
-    world.supervisor.on_action(ActionKind.FORWARD, 50, True, stale, world.now, world.now)
-    world.supervisor.on_action(ActionKind.FORWARD, 60, True, world.now, world.now, world.now)
+    world.supervisor.on_action(announced(ActionKind.FORWARD, 50), True, stale, world.now, world.now)
+    world.supervisor.on_action(announced(ActionKind.FORWARD, 60), True, world.now, world.now, world.now)
     world.supervisor.on_emergency_stop("a test", world.now)
     world.supervisor.reset()
     world.step(2)
@@ -135,7 +137,7 @@ def test_an_unverified_action_keeps_to_the_grammar_the_picture_and_the_limits():
     world = World(Fallback("draft_only"), lost=True)
     assert world.act(UNVERIFIED, amount=60) == STILL
     assert Cause.UNPARSABLE_ACTION in world.causes
-    world.supervisor.on_action(ActionKind.FORWARD, 50, False, world.now - 9.0, world.now, world.now)
+    world.supervisor.on_action(announced(ActionKind.FORWARD, 50), False, world.now - 9.0, world.now, world.now)
     assert world.step() == STILL and Cause.STALE_REPLY in world.causes
     assert world.act(UNVERIFIED, ActionKind.TURN_LEFT, 30) == Motion(wz=pytest.approx(0.4 * math.radians(30)))
     assert world.act(UNVERIFIED).moving
@@ -188,7 +190,7 @@ def test_what_was_walked_by_retracing_or_by_the_operator():
 def test_a_return_needs_no_picture_and_uses_none_up():
     world = World(Fallback("return"), lost=True)
     nothing = 0.0  # an unset stamp
-    world.supervisor.on_action(ActionKind.TURN_LEFT, 45, False, nothing, world.now, world.now, True)
+    world.supervisor.on_action(announced(ActionKind.TURN_LEFT, 45), False, nothing, world.now, world.now, True)
     world.command = Motion(wz=0.3)
     assert world.step().moving
     world.link(False)

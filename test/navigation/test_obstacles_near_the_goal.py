@@ -55,7 +55,7 @@ class Run:
                 return True
             self.actions += 1
             stamp = self.now
-            self._supervisor.on_action(action.kind, action.amount, True, stamp - 0.01, stamp, self.now)
+            self._supervisor.on_action(action, True, stamp - 0.01, stamp, self.now)
             control = MotionController(action, MotionSettings(), self._pose, self.now)
             while not control.finished and self._steps < STEPS:
                 vx, _, wz = self.simulator.velocity

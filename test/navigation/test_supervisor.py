@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
+from announced import announced
 from hypothesis import settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -61,7 +62,7 @@ class World:
         self, kind: ActionKind | None = ActionKind.FORWARD, amount: int = 50, verified: bool = True, age: float = 0.2
     ) -> None:
         stamp = self.now + CLOCK
-        self.supervisor.on_action(kind, amount, verified, stamp - age, stamp, self.now)
+        self.supervisor.on_action(announced(kind, amount), verified, stamp - age, stamp, self.now)
         self.step()
 
     def step(self, times: int = 1) -> SafetyDecision:
@@ -468,7 +469,7 @@ class AnySequence(RuleBasedStateMachine):
     def action(self, kind, amount, verified, age):
         world = self.world
         stamp = world.now + CLOCK
-        world.supervisor.on_action(kind, amount, verified, stamp - age, stamp, world.now)
+        world.supervisor.on_action(announced(kind, amount), verified, stamp - age, stamp, world.now)
         self.announced = verified and kind is not None and age < 5.0
 
     @rule()

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from bag_player import BagPlayer
-from builtin_interfaces.msg import Time
+from builtin_interfaces.msg import Duration, Time
 
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.bag.reader import open_bag
@@ -59,7 +59,9 @@ def test_a_played_bag_gives_the_recorded_replies(rig):
             rig.until(lambda due=due: player.now >= due - int(2e9), what="the bag near a step")
             player.rate = 1.0
             rig.until(lambda due=due: player.now >= due, what="the bag at a step")
-            request = Decode.Request(instruction=step.instruction, not_before=stamp(step.stamp), timeout=60.0)
+            request = Decode.Request(
+                instruction=step.instruction, not_before=stamp(step.stamp), timeout=Duration(sec=60)
+            )
             history = history_of(run, step)
             request.history_stamps = [stamp(at) for at, _ in history]
             request.history_actions = [action for _, action in history]

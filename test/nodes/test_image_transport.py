@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import rclpy
+from builtin_interfaces.msg import Duration
 from PIL import Image as PillowImage
 from rclpy.context import Context
 from rclpy.serialization import serialize_message
@@ -51,7 +52,7 @@ class CompressedCamera:
         """A decode about a picture from now on, which is shown again and again."""
         stamp = self.rig.node.get_clock().now().to_msg()
         client = self.rig.node.create_client(Decode, "dsd/decode")
-        future = client.call_async(Decode.Request(instruction="find it", not_before=stamp, timeout=20.0))
+        future = client.call_async(Decode.Request(instruction="find it", not_before=stamp, timeout=Duration(sec=20)))
         self.rig.until(lambda: (self.show(message), time.sleep(0.05), future.done())[2], 60.0, "a reply")
         self.rig.node.destroy_client(client)
         return future.result()
@@ -88,7 +89,9 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
     shown = from_rgb(pixels)
     shown.header.stamp = rig.node.get_clock().now().to_msg()
     client = rig.node.create_client(Decode, "dsd/decode")
-    future = client.call_async(Decode.Request(instruction="find it", not_before=shown.header.stamp, timeout=20.0))
+    future = client.call_async(
+        Decode.Request(instruction="find it", not_before=shown.header.stamp, timeout=Duration(sec=20))
+    )
     rig.until(lambda: (raw.publish(shown), time.sleep(0.05), future.done())[2], 60.0, "a reply")
     assert future.result().text == first.text
     assert not any("Traceback" in line for line in rig.lines)

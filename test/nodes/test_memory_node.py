@@ -7,6 +7,7 @@ import signal
 from datetime import UTC, datetime
 
 import pytest
+from builtin_interfaces.msg import Duration
 from nav_msgs.msg import Odometry
 from ros_rig import GoalClient, Rig
 from tiny_text import make_tiny_text
@@ -54,7 +55,7 @@ def start_verifier(rig: Rig, pair, reader, documents):
 
 
 def ask(rig: Rig, question: str = QUESTION, **fields):
-    fields = {"timeout": 40.0} | fields
+    fields = {"timeout": Duration(sec=40)} | fields
     return rig.call(Ask, "dsd/ask", Ask.Request(question=question, **fields), 60.0)
 
 
@@ -78,7 +79,7 @@ def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair
     for question, fields, code in [
         ("", {}, Ask.Response.INVALID_REQUEST),
         ("x" * 2001, {}, Ask.Response.INVALID_REQUEST),
-        (QUESTION, {"timeout": -1.0}, Ask.Response.INVALID_REQUEST),
+        (QUESTION, {"timeout": Duration(sec=-1)}, Ask.Response.INVALID_REQUEST),
         (QUESTION, {"max_tokens": 5000}, Ask.Response.FAILED),
     ]:
         refused = ask(rig, question, **fields)
@@ -139,7 +140,7 @@ class LostInMidAnswer:
         for _ in range(20):
             self._done_with = set(self._asks)
             self._armed = True
-            request = Ask.Request(question=QUESTION, timeout=200.0, max_tokens=60)
+            request = Ask.Request(question=QUESTION, timeout=Duration(sec=200), max_tokens=60)
             future = self._client.call_async(request)
             self._rig.until(lambda f=future: not self._armed or f.done(), 200.0)
             # Of the question asked again, with what was decided, it is known that it was in the midst.

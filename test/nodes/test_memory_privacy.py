@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from builtin_interfaces.msg import Duration
 from leak_watch import OTHERS, OWN, QUESTION, WORDS, Watch
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from ros_rig import Rig
@@ -75,7 +76,7 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     assert {f"/{topic}" for topic in AGGREGATION.up.values()} < set(tap.counts)
     for topic in tap.counts:
         rig.until(lambda topic=topic: rig.node.count_publishers(topic))
-    answer = rig.call(Ask, "dsd/ask", Ask.Request(question=QUESTION, timeout=40.0), 60.0)
+    answer = rig.call(Ask, "dsd/ask", Ask.Request(question=QUESTION, timeout=Duration(sec=40)), 60.0)
     assert answer.stats.documents == len(OWN) and answer.stats.cloud_documents == len(OTHERS)
     assert answer.stats.tokens == 6
     rig.until(lambda: tap.counts["/dsd/question"] and tap.counts["/dsd/proposal_up"])

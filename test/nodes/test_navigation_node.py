@@ -19,6 +19,7 @@ from action_msgs.msg import GoalStatus
 from geometry_msgs.msg import Twist
 from lifecycle_msgs.msg import Transition
 from navigation_rig import FORWARD, HANG, LEFT, STOP, NavigationRig
+from rclpy.serialization import serialize_message
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
@@ -26,6 +27,7 @@ from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros import qos
+from dsd_ros.ros.stamps import seconds, to_duration
 
 
 def test_carries_out_what_is_decoded_and_reports(rig):
@@ -44,12 +46,18 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     assert result.distance_travelled == pytest.approx(moved, abs=0.05)
     rig.until(lambda: len(nav.actions) == 3)
     assert [a.kind for a in nav.actions] == [NavAction.TURN_LEFT, NavAction.FORWARD, NavAction.STOP]
-    assert [a.amount for a in nav.actions] == [45, 25, 0]
+    assert [(a.distance, round(a.angle, 4)) for a in nav.actions] == [(0.0, 0.7854), (0.25, 0.0), (0.0, 0.0)]
     assert [a.step for a in nav.actions] == [1, 2, 3]
     assert nav.actions[0].reasoning == "It is left." and nav.actions[0].verified
-    assert any(f.feedback.reasoning == "I see it." for f in nav.feedback)
+    said = [f.feedback for f in nav.feedback]
+    driving = next(f for f in said if f.kind == NavAction.FORWARD)
+    assert (driving.step, driving.distance, driving.angle, driving.phase) == (2, 0.25, 0.0, "executing")
+    assert {"settling", "executing", "ended"} <= {f.phase for f in said}
+    elapsed = [seconds(f.elapsed_time) for f in said]
+    assert elapsed == sorted(elapsed) and 0.0 <= elapsed[0] < elapsed[-1] < 60.0
+    assert len(serialize_message(said[-1])) < 100
     for request in nav.requests:
-        assert request.instruction == "find it" and 0 < request.timeout < 15
+        assert request.instruction == "find it" and 0 < seconds(request.timeout) < 15
         assert request.not_before.sec > 0
     moving = [c for _, c in nav.commands if c.linear.x or c.angular.z]
     assert max(c.linear.x for c in moving) <= 0.5 and max(abs(c.angular.z) for c in moving) < 0.6
@@ -110,7 +118,7 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
     ]:
         _, result = nav.run((code, "This is why."))
         assert (result.outcome, result.message) == (outcome, "This is why.")
-    for goal in [{"instruction": " "}, {"instruction": "x" * 2001}, {"time_limit": -1.0}, {"time_limit": math.nan}]:
+    for goal in [{"instruction": " "}, {"instruction": "x" * 2001}, {"time_limit": to_duration(-1.0)}]:
         _, result = nav.run(**goal)
         assert result.outcome == RunOutcome.BAD_GOAL
     nav.age = 20.0
@@ -126,7 +134,7 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
 
     _, result = nav.run(LEFT, LEFT, LEFT, LEFT, max_steps=2)
     assert (result.outcome, result.steps) == (RunOutcome.STEP_BUDGET, 2)
-    _, result = nav.run(*[LEFT] * 20, time_limit=1.0)
+    _, result = nav.run(*[LEFT] * 20, time_limit=to_duration(1.0))
     assert result.outcome == RunOutcome.TIME_BUDGET
     assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
 
@@ -223,7 +231,7 @@ def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
     legs = nav.actions[2:]
     assert legs and all(leg.retracing and not leg.verified for leg in legs)
     assert [a.step for a in nav.actions] == list(range(1, len(nav.actions) + 1))
-    assert not nav.actions[1].retracing and nav.actions[1].step_seconds > 1.0
+    assert not nav.actions[1].retracing and seconds(nav.actions[1].step_time) > 1.0
     first, second, third = nav.requests[:3]
     assert not first.history_actions and not any(r.allow_unverified for r in nav.requests)
     assert list(second.history_actions) == ["turn left 45 degrees"]

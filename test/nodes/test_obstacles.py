@@ -57,7 +57,7 @@ class Navigation:
             self._command.publish(twist)
 
     def _announce(self) -> None:
-        message = NavAction(kind=NavAction.FORWARD, amount=75, verified=True)
+        message = NavAction(kind=NavAction.FORWARD, distance=0.75, verified=True)
         now = self._rig.node.get_clock().now()
         message.header.stamp = now.to_msg()
         message.observation_stamp = to_stamp(now.nanoseconds * 1e-9 - 0.01)

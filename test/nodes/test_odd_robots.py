@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -65,7 +66,7 @@ class OddRobot:
 
     def run(self, *script: str, **goal):
         self.script = list(script)
-        handle = self.client.send(**{"time_limit": 40.0} | goal)
+        handle = self.client.send(**{"time_limit": Duration(sec=40)} | goal)
         return self.client.result(handle)()[1]
 
     def _on_command(self, message: Twist) -> None:

@@ -150,7 +150,7 @@ def test_the_configuration_against_the_live_graph(rig):
     last = RoundStats(drafted=3, accepted=2, gained=["I ", "see ", "it."], rejected=["no "])
     progress = ReplyProgress(instruction="find it", text="I see it.", last_round=last)
     progress.header.stamp = Time(sec=5)
-    action = NavAction(kind=NavAction.FORWARD, amount=50, verified=True, step=1)
+    action = NavAction(kind=NavAction.FORWARD, distance=0.5, verified=True, step=1)
 
     def shown():
         tell.publish(progress)
@@ -217,7 +217,7 @@ def test_progress_contains_each_rounds_tokens():
 
 
 def test_actions_become_steps():
-    left = NavAction(kind=NavAction.TURN_LEFT, amount=30, step=2, verified=True)
+    left = NavAction(kind=NavAction.TURN_LEFT, angle=math.radians(30), step=2, verified=True)
     assert step_from(left, (1.0, 2.0, 0.0)).phrase == "turn left 30 degrees"
     assert step_from(left, (1.0, 2.0, 0.0)).turn == pytest.approx(math.radians(30))
     assert step_from(NavAction(kind=9), (0.0, 0.0, 0.0)).phrase == "unknown action"

@@ -16,6 +16,8 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.navigation.actions import KINDS
+from dsd_ros.navigation.records import Phase
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.wire import messages as wire
 from tools import msg_files
@@ -24,13 +26,17 @@ DSD_MSGS = Path(__file__).resolve().parents[2] / "src" / "dsd_msgs"
 DEFINITIONS = sorted(path for folder in ("msg", "srv", "action") for path in (DSD_MSGS / folder).iterdir())
 
 WIRE_MESSAGES = list(wire.Message.__args__)
+PUBLIC = [path for path in DEFINITIONS if path.stem not in {struct.__name__ for struct in msg_files.STRUCTS}]
+UNIT = re.compile(r"(_|\b)(s|ms|us|ns|sec|secs|seconds|deg|degrees|cm|mm|percent)$")
+UNIT_IN_WORDS = re.compile(r"\b(seconds|milliseconds|ms|degrees|centimetres|cm)\b|, s\b")
+DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|duration)$")
 
 # The first digits of the SHA-256 of each file without its comments: robots and bags use these definitions.
 IN_USE = {
-    "AskStats.msg": "403778a7f9f722ef",
-    "DecodeStats.msg": "dfe866063f5df8fd",
+    "AskStats.msg": "27768dbe5b2af194",
+    "DecodeStats.msg": "0b12186a05094019",
     "Draft.msg": "a56cc4d24a8e89b4",
-    "NavAction.msg": "cd6937f29a5c2f38",
+    "NavAction.msg": "c82c00f1133aee29",
     "Observation.msg": "5e2ac3c451c1623c",
     "Outcome.msg": "c7801cf5779514ac",
     "Past.msg": "bd9bb2344120aaaa",
@@ -41,16 +47,16 @@ IN_USE = {
     "Refusal.msg": "650b5fd9729cf4ca",
     "ReplyProgress.msg": "01df2d80c0845df5",
     "Reveal.msg": "ea82fbb58aaeec04",
-    "RoundStats.msg": "ea120dbdb1adcc5b",
+    "RoundStats.msg": "4c83fdd8eaae7131",
     "SafetyState.msg": "edadcc9c4acd5fb7",
     "SessionClose.msg": "2f304ba3dbdfa225",
     "SessionReply.msg": "206e21c43c922dc6",
     "SessionRequest.msg": "d56b2d398c5f2c82",
     "Verdict.msg": "ab5bbf5dd45d527f",
-    "Ask.srv": "9d54af746a5dcfbb",
+    "Ask.srv": "6dd0a8dbaf878366",
     "CheckArrival.srv": "f94a7eb30bea9512",
-    "Decode.srv": "a555ab9d03a58482",
-    "Navigate.action": "4f05551d64d0e69e",
+    "Decode.srv": "e82c46098066f740",
+    "Navigate.action": "cd517cb15f40681d",
 }
 
 
@@ -85,6 +91,26 @@ def test_instructions_are_bounded_as_everywhere(path: Path) -> None:
 def test_msg_files_are_generated_from_the_schema(struct: type[msgspec.Struct]) -> None:
     committed = (msg_files.FOLDER / f"{struct.__name__}.msg").read_text(encoding="utf-8")
     assert committed == msg_files.definition(struct), "run python -m tools.msg_files"
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.name)
+def test_public_interfaces_have_si_units_and_durations(path: Path) -> None:
+    for definition, comment in fields(path):
+        kind, name = re.split(r"(?<!<)=", definition)[0].split()
+        assert not UNIT.search(name), f"{path.name}: '{name}' names a unit; use m, rad or builtin_interfaces/Duration"
+        words = re.sub(r'"[^"]*"', "", comment)  # the grammar's own text is quoted
+        assert not UNIT_IN_WORDS.search(words), f"{path.name}: {comment}"
+        is_duration = kind.partition("[")[0] == "builtin_interfaces/Duration"
+        assert is_duration == bool(DURATION.search(name)), f"{path.name}: '{kind} {name}'"
+
+
+def test_the_readme_tells_public_interfaces_from_the_wires() -> None:
+    rows = [
+        line.split("|") for line in (DSD_MSGS / "README.md").read_text(encoding="utf-8").splitlines() if "|" in line
+    ]
+    found = {row[1].strip(): set(re.findall(r"\w+", row[2])) for row in rows[2:]}
+    assert found.pop("public") == {path.stem for path in PUBLIC}
+    assert set().union(*found.values()) == {struct.__name__ for struct in msg_files.STRUCTS}
 
 
 def kind_of_ros(type_name: str) -> str:
@@ -151,6 +177,12 @@ def test_navigate_outcomes_are_the_runs() -> None:
     assert constants == {name: int(value) for name, value in RunOutcome.__members__.items()}
     text = (DSD_MSGS / "action" / "Navigate.action").read_text()
     assert set(re.findall(r"^uint8 ([A-Z_]+)=", text, re.MULTILINE)) == RunOutcome.__members__.keys()
+
+
+def test_the_grammars_kinds_are_the_messages() -> None:
+    assert [getattr(msg.NavAction, kind.name) for kind in KINDS] == list(range(len(KINDS)))
+    words = re.findall(r"\w+", (DSD_MSGS / "action" / "Navigate.action").read_text(encoding="utf-8"))
+    assert {phase.value for phase in Phase} <= set(words)
 
 
 def test_an_untouched_action_message_means_stop_and_unverified() -> None:

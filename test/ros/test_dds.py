@@ -22,6 +22,7 @@ from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import DdsChannel, VerifierTopics
+from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as wire
@@ -186,7 +187,7 @@ def test_the_decode_service(rig, tiny_pair, models):
     rig.until(lambda: nodes.progress and nodes.progress[-1].done)
     assert nodes.progress[-1].text == expected
     told = nodes.progress[-1]
-    assert told.rounds == nodes.stats[-1].rounds and told.last_round.wait_seconds > 0
+    assert told.rounds == nodes.stats[-1].rounds and seconds(told.last_round.wait_time) > 0
     assert told.last_round.accepted == nodes.stats[-1].accepted[-1]
 
     for instruction, timeout, code in [
@@ -195,7 +196,7 @@ def test_the_decode_service(rig, tiny_pair, models):
         (INSTRUCTION, -1.0, Decode.Response.INVALID_REQUEST),
         (INSTRUCTION, 0.5, Decode.Response.NO_IMAGE),
     ]:
-        request = Decode.Request(instruction=instruction, timeout=timeout)
+        request = Decode.Request(instruction=instruction, timeout=to_duration(timeout))
         request.not_before = rig.node.get_clock().now().to_msg()
         answer = rig.call(Decode, "dsd/decode", request)
         assert not answer.success and answer.code == code and answer.message.endswith(".")

@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+from builtin_interfaces.msg import Duration
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import State, Transition
 from ros_rig import CameraRig, picture
@@ -172,7 +173,7 @@ def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     # The other's draft has been in the domain with a verifier for as long, and has not found it.
     assert decode_once(rig, camera_of_other) in LOST
     assert rig.state("go2_2/draft_node") != State.PRIMARY_STATE_ACTIVE
-    request = Decode.Request(instruction=INSTRUCTION, timeout=1.0)
+    request = Decode.Request(instruction=INSTRUCTION, timeout=Duration(sec=1))
     camera_of_other.show(picture(1))
     request.not_before = rig.node.get_clock().now().to_msg()
     assert rig.call(Decode, "go2_1/dsd/decode", request).code == Decode.Response.NO_IMAGE

@@ -204,7 +204,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
             "dsd/nav_action",
             "dsd_msgs/msg/NavAction",
             kind=1,
-            amount=25,
+            distance=0.25,
             step=number,
             verified=True,
             observation_stamp=maker.stamp(stamp),

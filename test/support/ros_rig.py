@@ -34,7 +34,7 @@ from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.running import ThreadedExecutor
-from dsd_ros.ros.stamps import pose_of, seconds, velocity_of
+from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S = 3.0
@@ -239,7 +239,7 @@ class CameraRig:
         thread = threading.Thread(target=repeat, daemon=True)
         thread.start()
         try:
-            fields = {"instruction": instruction, "not_before": first, "timeout": timeout} | fields
+            fields = {"instruction": instruction, "not_before": first, "timeout": to_duration(timeout)} | fields
             request = Decode.Request(**fields)
             return self._rig.call(Decode, f"{self._prefix}dsd/decode", request, timeout + patience)
         finally:

@@ -110,7 +110,7 @@ class StandIn:
     def announce(self, age: float = 0.05, **changes: Any) -> None:
         """Announce an action about a picture ``age`` seconds old: 75 cm ahead, verified."""
         now = self._node.get_clock().now()
-        message = NavAction(**{"kind": NavAction.FORWARD, "amount": 75, "verified": True} | changes)
+        message = NavAction(**{"kind": NavAction.FORWARD, "distance": 0.75, "verified": True} | changes)
         message.header.stamp = now.to_msg()
         message.observation_stamp = to_stamp(now.nanoseconds * 1e-9 - age)
         self._publishers["action"].publish(message)
@@ -318,9 +318,9 @@ PROVOCATIONS = (
     _report("draft_node", "link lost", Cause.LINK_LOST),
     _report("go2_node", "robot reports a fault", Cause.ROBOT_FAULT),
     _announce("action not verified", Cause.UNVERIFIED_ACTION, verified=False),
-    _announce("action unknown", Cause.UNPARSABLE_ACTION, amount=33),
+    _announce("action unknown", Cause.UNPARSABLE_ACTION, distance=0.33),
     _announce("reply too old", Cause.STALE_REPLY, age=7.0),
-    _announce("motion after stop", Cause.MOTION_REFUSED, kind=NavAction.STOP, amount=0),
+    _announce("motion after stop", Cause.MOTION_REFUSED, kind=NavAction.STOP, distance=0.0),
     _set("turning instead of driving", Cause.MOTION_REFUSED, speed=(0.0, 1.2)),
     _set("too fast", Cause.MOTION_REFUSED, speed=(0.8, 0.0)),
     _mute("command", "navigation silent", Cause.COMMAND_STALE),

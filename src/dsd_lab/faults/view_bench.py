@@ -30,6 +30,7 @@ from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
+from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.ros.standalone import SpinningNode
 
 RATE = 15.0  # pictures per second that the figures are for
@@ -83,7 +84,7 @@ def start_views(group: ProcessGroup) -> list[Child]:
 def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Progress) -> dict[str, Any]:
     taken = {child.name: 0.0 for child in views}
     span, frames = 0.0, 0
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    replies: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(3):
         client.decode()
     for pair in range(pairs):
@@ -92,7 +93,7 @@ def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Prog
             time.sleep(_SETTLE_S)
             before = {child.name: cpu_seconds(child.pid) for child in views}
             began, frames_before = time.monotonic(), client.frames
-            seconds[running].append(client.decode())
+            replies[running].append(client.decode())
             time.sleep(_PAUSE_S)
             if running:
                 span += time.monotonic() - began
@@ -100,19 +101,19 @@ def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Prog
                 for child in views:
                     taken[child.name] += cpu_seconds(child.pid) - before[child.name]
         progress(
-            f"{statistics.median(seconds[True]):.3f} s a reply with views, "
-            f"{statistics.median(seconds[False]):.3f} without"
+            f"{statistics.median(replies[True]):.3f} s a reply with views, "
+            f"{statistics.median(replies[False]):.3f} without"
         )
     _hold(views, signal.SIGCONT)
     if frames == 0:
         raise ViewBenchError("No overlaid picture came; run `dsd demo` to see whether the nodes work.")
     per_core = {name: 100.0 * cpu * RATE / frames for name, cpu in taken.items()}
-    with_views, without = statistics.median(seconds[True]), statistics.median(seconds[False])
-    longer, error = median_difference(seconds[True], seconds[False])
+    with_views, without = statistics.median(replies[True]), statistics.median(replies[False])
+    longer, error = median_difference(replies[True], replies[False])
     models = {role: models_directory() / role for role in ("draft", "target")}
     return {
         **header("view", **models),
-        "replies": len(seconds[True]),
+        "replies": len(replies[True]),
         "pictures": frames,
         "pictures_per_second": round(frames / span, 2),
         "rate": RATE,
@@ -236,13 +237,15 @@ class _Client:
     def decode(self) -> float:
         """Seconds of one reply."""
         done = threading.Event()
-        future = self._decode.call_async(Decode.Request(instruction="find the silver bottle", timeout=30.0))
+        future = self._decode.call_async(
+            Decode.Request(instruction="find the silver bottle", timeout=to_duration(30.0))
+        )
         future.add_done_callback(lambda _: done.set())
         answer = future.result() if done.wait(40.0) else None
         if answer is None or not answer.success:
             reason = "no answer" if answer is None else answer.message
             raise ViewBenchError(f"A reply failed: {reason}")
-        return float(answer.stats.seconds)
+        return seconds(answer.stats.total_time)
 
     def _count(self, _: bytes) -> None:
         self.frames += 1

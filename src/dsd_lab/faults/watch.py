@@ -25,21 +25,15 @@ from dsd_lab.faults.judge import Announced, Command, Record, SeenPose, Superviso
 from dsd_lab.faults.plan import DRAFT, NAVIGATION
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import Draft, NavAction, Outcome, ReplyProgress, SafetyState
-from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.actions import Action, action_of
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.navigation.safety import REFUSALS, Cause
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import to_rgb
-from dsd_ros.ros.stamps import pose_of, velocity_of
+from dsd_ros.ros.stamps import pose_of, to_duration, velocity_of
 from dsd_ros.ros.standalone import SpinningNode
 
-_KINDS = {
-    NavAction.STOP: ActionKind.STOP,
-    NavAction.FORWARD: ActionKind.FORWARD,
-    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
-    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
-}
 _PICTURES = 900  # kept: a minute of them at 15 a second
 _FRESH_S = 0.5
 _ACCEPT_S = 5.0  # a goal that is not accepted by then is sent again
@@ -146,7 +140,7 @@ class Watcher:
 
     def _send(self, run: WatchedRun, time_limit: float) -> None:
         self._asked = time.monotonic()
-        goal = Navigate.Goal(instruction=self.instruction, time_limit=time_limit)
+        goal = Navigate.Goal(instruction=self.instruction, time_limit=to_duration(time_limit))
 
         def accepted(future: Any) -> None:
             handle = future.result()
@@ -223,9 +217,10 @@ class Watcher:
             self.record.poses.append(SeenPose(now, pose.x, pose.y, pose.yaw, velocity.vx, velocity.wz))
 
     def _on_action(self, message: NavAction) -> None:
+        action: Action | None
         try:
-            action = Action(_KINDS[message.kind], message.amount)
-        except (KeyError, ValueError):
+            action = action_of(message)
+        except ValueError:
             action = None
         seen = Announced(
             time.monotonic(), self._runs, message.step, action, message.verified, message.retracing,

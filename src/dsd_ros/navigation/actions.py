@@ -16,6 +16,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 FORWARD_CM = (25, 50, 75)
 TURN_DEGREES = (15, 30, 45)
@@ -28,6 +29,10 @@ class ActionKind(Enum):
     TURN_LEFT = "turn left"
     TURN_RIGHT = "turn right"
     STOP = "stop"
+
+
+KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)  # by NavAction's constants
+_ROUNDING = 1e-3  # m and rad: a message's float32, and what other programs round
 
 
 class UnparsableReply(ValueError):
@@ -44,7 +49,7 @@ class Action:
     def __post_init__(self) -> None:
         allowed = _AMOUNTS[self.kind]
         if self.amount not in allowed:
-            raise ValueError(f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}")
+            raise ValueError(f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}.")
 
     @property
     def metres(self) -> float:
@@ -130,6 +135,26 @@ def format_action(action: Action) -> str:
 def all_actions() -> list[Action]:
     """Every action of the grammar, in the grammar's order."""
     return [Action(kind, amount) for kind in ActionKind for amount in _AMOUNTS[kind]]
+
+
+def action_of(message: Any) -> Action:
+    """The action that a NavAction announces, from rclpy or a bag. In older bags ``amount`` is its cm or degrees.
+
+    :raises ValueError: with a sentence, when the grammar has no such action.
+    """
+    if not 0 <= message.kind < len(KINDS):
+        raise ValueError(f"An action of kind {message.kind} is unknown; NavAction's kinds are 0 to {len(KINDS) - 1}.")
+    kind = KINDS[message.kind]
+    if hasattr(message, "amount"):
+        return Action(kind, int(message.amount))
+    known = [action for action in all_actions() if action.kind is kind]
+    for action in known:
+        if abs(action.metres - message.distance) < _ROUNDING and abs(action.radians - message.angle) < _ROUNDING:
+            return action
+    raise ValueError(
+        f"'{kind.value}' over {message.distance:g} m and {message.angle:g} rad is not an action of the grammar; "
+        f"it has {', '.join(f'{action.metres:g} m and {action.radians:.4f} rad' for action in known)}."
+    )
 
 
 def _tail(text: str) -> str:

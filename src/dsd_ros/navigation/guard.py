@@ -50,18 +50,11 @@ class ActionGuard:
         return self.action is not None and self.action.kind is ActionKind.FORWARD
 
     def announce(
-        self,
-        kind: ActionKind | None,
-        amount: int,
-        verified: bool,
-        observed: float,
-        stamp: float,
-        now: float,
-        retracing: bool = False,
+        self, action: Action | str, verified: bool, observed: float, stamp: float, now: float, retracing: bool = False
     ) -> None:
         """Accept an announced action, or refuse it.
 
-        :param kind: None for an action that the grammar does not have.
+        :param action: or a sentence that says why the announcement holds no action of the grammar.
         :param observed: stamp of the picture the action is about, s.
         :param stamp: the same clock now, s.
         :param retracing: a leg of navigation's own way back, which no picture and no model asked for.
@@ -75,13 +68,8 @@ class ActionGuard:
         if unverified:
             self._refuse(Cause.UNVERIFIED_ACTION, unverified)
             return
-        try:
-            action = None if kind is None else Action(kind, amount)
-        except ValueError:
-            action = None
-        if action is None:
-            what = "unknown" if kind is None else kind.value
-            self._refuse(Cause.UNPARSABLE_ACTION, f"The action ({what}, amount {amount}) is none of the grammar's.")
+        if isinstance(action, str):
+            self._refuse(Cause.UNPARSABLE_ACTION, action)
         elif retracing:
             self._take(action, False, now)
         elif not -0.5 <= age <= limit:  # NaN fails here, too

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dsd_ros.navigation.actions import ActionKind
+from dsd_ros.navigation.actions import Action
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.guard import ActionGuard
 from dsd_ros.navigation.records import ClockWatch, Moment
@@ -238,18 +238,11 @@ class Supervisor:
                 reports[node] = trouble
 
     def on_action(
-        self,
-        kind: ActionKind | None,
-        amount: int,
-        verified: bool,
-        observed: float,
-        stamp: float,
-        now: float,
-        retracing: bool = False,
+        self, action: Action | str, verified: bool, observed: float, stamp: float, now: float, retracing: bool = False
     ) -> None:
         """Navigation announces an action; see :meth:`ActionGuard.announce`."""
         self._trust(now)
-        self._guard.announce(kind, amount, verified, observed, stamp, now, retracing)
+        self._guard.announce(action, verified, observed, stamp, now, retracing)
 
     # -- the decision --------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
+from builtin_interfaces.msg import Duration
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.publisher import Publisher
 
@@ -35,7 +35,8 @@ from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import DraftNodeSettings
-from dsd_ros.ros.stamps import seconds
+from dsd_ros.ros.stamps import seconds, to_duration
+from dsd_ros.shown import seconds_name
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.authentication import AuthenticatedChannel
@@ -46,12 +47,16 @@ Answer: TypeAlias = Decode.Response
 _OPEN_LIMIT_S = 10.0  # for one attempt to open the session
 _MAX_TEXT = 8192  # as in ReplyProgress.msg
 _MAX_PIECE, _MAX_GAINED, _MAX_REJECTED, _MAX_EXITS = 64, 128, 64, 256  # as in RoundStats.msg
-_OWN_FORM = {"gained", "rejected", "exit_layers", "exit_seconds"}
-_COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - _OWN_FORM
+_COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - {
+    "gained",
+    "rejected",
+    "exit_layers",
+    "exit_times",
+}
 _COPIED_FROM_REPLY = (
-    "mode", "rounds", "tau", "bytes_up", "bytes_down", "seconds", "draft_seconds", "verify_seconds",
-    "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds", "peak_memory", "threads",
-    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "sync_seconds",
+    "mode", "rounds", "tau", "bytes_up", "bytes_down", "total_time", "draft_time", "verify_time",
+    "draft_round_time", "verify_round_time", "cost_ratio", "link_delay", "peak_memory", "threads",
+    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "sync_time",
 )  # fmt: skip
 
 
@@ -188,7 +193,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         refusal = _refusal(request, text)
         if refusal:
             return _fail(answer, Answer.INVALID_REQUEST, refusal)
-        deadline = time.monotonic() + (request.timeout or self._settings.decode_timeout_s)
+        deadline = time.monotonic() + (seconds(request.timeout) or self._settings.decode_timeout_s)
         try:
             with self._turn(deadline, newest=True) as cancelled:
                 return self._decode(request, text, deadline, cancelled, answer)
@@ -293,14 +298,12 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             gamma=round(reply.draft_length),
             tokens=len(reply.tokens),
             accepted=list(reply.accepted),
-            link_seconds=max(0.0, reply.wait_seconds - reply.verify_seconds),
+            link_time=to_duration(max(0.0, reply.wait_seconds - reply.verify_seconds)),
             miss_rate=float(reply.miss_rate) if self._settings.decode.predrafts else 0.0,
             worker_error=reply.worker_error[:256],
-            observation_age=float(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
+            observation_age=to_duration(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
         )
-        for name in _COPIED_FROM_REPLY:
-            value = getattr(reply, name)
-            setattr(stats, name, float(value) if isinstance(getattr(stats, name), float) else value)
+        copy_figures(reply, stats, _COPIED_FROM_REPLY)
         stats.header.stamp = now.to_msg()
         stats.header.frame_id = image.header.frame_id
         return stats
@@ -332,9 +335,10 @@ class ReplyPublisher:
         self._publisher.publish(message)
 
     def _round(self, last: RoundRecord) -> RoundStats:
-        stats = RoundStats(**{name: value for name, value in asdict(last).items() if name in _COPIED_FROM_ROUND})
+        stats = RoundStats()
+        copy_figures(last, stats, _COPIED_FROM_ROUND)
         stats.exit_layers = list(last.exit_layers[:_MAX_EXITS])
-        stats.exit_seconds = list(last.exit_seconds[:_MAX_EXITS])
+        stats.exit_times = [to_duration(value) for value in last.exit_seconds[:_MAX_EXITS]]
         if self._text is not None:
             stats.gained = [self._piece(token) for token in last.gained[:_MAX_GAINED]]
             stats.rejected = [self._piece(token) for token in last.rejected[:_MAX_REJECTED]]
@@ -345,6 +349,16 @@ class ReplyPublisher:
             assert self._text is not None
             self._pieces[token] = shortened(self._text([token]))
         return self._pieces[token]
+
+
+def copy_figures(record: DecodedReply | RoundRecord, message: Any, names: Iterable[str]) -> None:
+    """Copy a record's figures to the fields of these names; a duration's record is in seconds."""
+    for name in names:
+        present = getattr(message, name)
+        if isinstance(present, Duration):
+            setattr(message, name, to_duration(getattr(record, seconds_name(name))))
+        else:
+            setattr(message, name, type(present)(getattr(record, name)))
 
 
 def shortened(text: str, limit: int = _MAX_PIECE) -> str:
@@ -358,8 +372,8 @@ def _refusal(request: Decode.Request, text: str) -> str:
     """Why a request is invalid; empty when it is valid."""
     if not text or len(text) > MAX_INSTRUCTION_CHARS:
         return f"The instruction has {len(text)} characters; 1 to {MAX_INSTRUCTION_CHARS} are allowed."
-    if not 0.0 <= request.timeout <= 3600.0:
-        return f"The time-out is {request.timeout} s; it must be 0 to 3600."
+    if not 0.0 <= seconds(request.timeout) <= 3600.0:
+        return f"The time-out is {seconds(request.timeout):g} s; it must be 0 to 3600."
     stamps, actions = len(request.history_stamps), len(request.history_actions)
     if stamps != actions:
         return f"There are {stamps} stamps of earlier steps and {actions} actions; name one action for each."

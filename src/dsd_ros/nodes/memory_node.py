@@ -37,7 +37,7 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.polled import Polled, take
 from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import MemoryNodeSettings
-from dsd_ros.ros.stamps import pose_of, seconds
+from dsd_ros.ros.stamps import pose_of, seconds, to_duration
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
@@ -129,10 +129,11 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
             question = check_instruction(request.question)
         except ValueError as error:
             return _fail(response, Response.INVALID_REQUEST, str(error))
-        if not (math.isfinite(request.timeout) and 0.0 <= request.timeout <= 3600.0):
-            sentence = f"The time-out is {request.timeout} s; it must be 0 to 3600."
+        timeout = seconds(request.timeout)
+        if not 0.0 <= timeout <= 3600.0:
+            sentence = f"The time-out is {timeout:g} s; it must be 0 to 3600."
             return _fail(response, Response.INVALID_REQUEST, sentence)
-        deadline = time.monotonic() + (request.timeout or self._settings.ask_timeout_s)
+        deadline = time.monotonic() + (timeout or self._settings.ask_timeout_s)
         self._generation += 1
         mine = self._generation
         while not self._turn.acquire(timeout=0.05):
@@ -237,8 +238,8 @@ def statistics(answer: Answer) -> AskStats:
     """An answer's figures as a message."""
     figures = answer.statistics
     stats = AskStats(tokens=len(answer.tokens), documents=figures.device_documents)
-    for name in ("seconds", "first_token_seconds"):
-        setattr(stats, name, float(getattr(figures, name)))
+    stats.total_time = to_duration(figures.seconds)
+    stats.first_token_time = to_duration(figures.first_token_seconds)
     for name in ("cloud_documents", "switches", "reveals", "attempts", "bytes_up", "bytes_down"):
         setattr(stats, name, getattr(figures, name))
     for name in ("device_accepted", "cloud_accepted"):

@@ -29,15 +29,15 @@ from rclpy.task import Future
 from std_msgs.msg import Bool, String
 
 from dsd_msgs.action import Navigate
-from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
+from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
-from dsd_ros.navigation.actions import format_action
+from dsd_ros.navigation.actions import KINDS, format_action
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
 from dsd_ros.navigation.goals import ResolvedGoal
 from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Phase
+from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest
 from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, checked_instruction
@@ -48,7 +48,6 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import (
-    ACTION_KINDS,
     clock_trouble,
     command_message,
     command_type,
@@ -56,6 +55,7 @@ from dsd_ros.ros.stamps import (
     pose_of,
     quaternion,
     seconds,
+    to_duration,
     to_stamp,
     to_twist,
     velocity_of,
@@ -78,7 +78,6 @@ _FAILURES = {
     Decode.Response.LINK_LOST: RunOutcome.LINK_LOST,
     Decode.Response.REFUSED: RunOutcome.VERIFIER_REFUSED,
 }
-_MESSAGE_KINDS = {kind: number for number, kind in ACTION_KINDS.items()}
 
 
 class NavigationNode(ManagedNode[NavigationNodeSettings]):
@@ -91,11 +90,10 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._watchdog = Watchdog(settings.watchdog_timeout_s)
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
+        self._began = 0.0  # steady time at which the run began
         self._instruction = ""
         self._safety = (SafetyReport(), -math.inf)  # and when it came
         self._quiet_after = 0.0  # steady time until which zero is repeated after a run
-        self._progress = ""
-        self._stats = DecodeStats()
         self._action = NavAction()
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
 
@@ -107,9 +105,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
-        self.create_subscription(
-            ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE, callback_group=service
-        )
         self.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decode = LatestCall(self, Decode, "dsd/decode", service)
         self._request = 0  # number of the newest decode request
@@ -133,7 +128,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._timer.timer_period_ns = round(1e9 / settings.control_rate)
             if self._run is not None and self._goal is not None:
                 goal = self._goal.request
-                self._run.adopt(settings.run.within(goal.max_steps, goal.time_limit), settings.motion)
+                self._run.adopt(settings.run.within(goal.max_steps, seconds(goal.time_limit)), settings.motion)
 
     def _keep_clock(self, given: list[Parameter]) -> SetParametersResult:
         refused = self._goal is not None and any(each.name == "use_sim_time" for each in given)
@@ -236,7 +231,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._changed.notify_all()
         request = run.take_request()
         if request is not None:
-            self._progress, self._request = "", request.number
+            self._request = request.number
             number = request.number
             message = decode_message(self._instruction, request)
             self._decode.put(message, lambda done: self._on_decoded(run, number, done))
@@ -253,9 +248,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._action = action_message(announcement, self._base_frame)
         self._action.header.stamp = self.get_clock().now().to_msg()
         if not announcement.retracing:
-            answer = run.steps[-1].details
-            self._stats = answer.stats
-            self._action.observation_stamp = answer.observation_stamp
+            self._action.observation_stamp = run.steps[-1].details.observation_stamp
         self._actions.publish(self._action)
 
     # -- answers -------------------------------------------------------------------------------
@@ -288,11 +281,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             else:
                 run.on_arrival(answer.arrived, answer.message)
             self._follow()
-
-    def _on_progress(self, message: ReplyProgress) -> None:
-        with self._changed:
-            if self._run is not None and self._run.phase is Phase.DECODING:
-                self._progress = message.text[:1000]
 
     # -- the action ----------------------------------------------------------------------------
 
@@ -346,7 +334,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         goal = handle.request
         try:
             text = checked_instruction(goal.instruction)
-            self._settings.run.within(goal.max_steps, goal.time_limit)
+            self._settings.run.within(goal.max_steps, seconds(goal.time_limit))
         except ValueError as error:
             return RunOutcome.BAD_GOAL, str(error)
         deadline = time.monotonic() + _START_WAIT_S
@@ -378,7 +366,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             time.sleep(_POLL_S)
         timeout = max(0.5, deadline - time.monotonic() - _MEMORY_MARGIN_S)
         answered = threading.Event()
-        future = client.call_async(Ask.Request(question=self._instruction, timeout=timeout))
+        future = client.call_async(Ask.Request(question=self._instruction, timeout=to_duration(timeout)))
         future.add_done_callback(lambda _: answered.set())
         while not answered.wait(_POLL_S):
             ended = self._ended(goal)
@@ -399,14 +387,13 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
     def _begin(self, handle: ServerGoalHandle, resolved: ResolvedGoal) -> bool:
         """Start the run of a goal that was taken; False if the node has been stopped in the meantime."""
         goal = handle.request
-        settings = self._settings.run.within(goal.max_steps, goal.time_limit)
+        settings = self._settings.run.within(goal.max_steps, seconds(goal.time_limit))
         with self._changed:
             if not self.active:
                 return False
             self._instruction = resolved.instruction
             self._instructions.publish(String(data=self._instruction))
-            self._progress = ""
-            self._stats, self._action = DecodeStats(), NavAction()
+            self._action, self._began = NavAction(), time.monotonic()
             executor = None if self._nav2 is None else self._nav2.executor
             self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor)
             self._run.on_safety(*self._safety)
@@ -432,9 +419,10 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             goal.abort()
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
-        deciding = run.phase is Phase.DECODING
-        feedback = Navigate.Feedback(action=self._action, distance_travelled=float(run.distance), stats=self._stats)
-        feedback.reasoning = self._progress if deciding else self._action.reasoning
+        feedback = Navigate.Feedback(phase=run.phase.value, distance_travelled=float(run.distance))
+        feedback.elapsed_time = to_duration(time.monotonic() - self._began)
+        for name in ("step", "kind", "distance", "angle"):
+            setattr(feedback, name, getattr(self._action, name))
         goal.publish_feedback(feedback)
 
     def _wait_for_rest(self, run: NavigationRun) -> None:
@@ -584,10 +572,12 @@ _GOAL_ENDS = {
 
 def action_message(announced: Announcement, frame: str) -> NavAction:
     """The message that announces an action; the caller adds the stamps."""
-    action = NavAction(kind=_MESSAGE_KINDS[announced.action.kind], amount=announced.action.amount)
+    move = announced.action
+    action = NavAction(kind=KINDS.index(move.kind), distance=move.metres, angle=move.radians)
     action.header.frame_id, action.reasoning = frame, announced.reasoning[:1000]
     action.step, action.verified, action.retracing = announced.number, announced.verified, announced.retracing
-    action.step_seconds, action.standing_seconds = announced.step_seconds, announced.standing_seconds
+    action.step_time = to_duration(announced.step_seconds)
+    action.standing_time = to_duration(announced.standing_seconds)
     return action
 
 
@@ -596,7 +586,7 @@ def decode_message(instruction: str, request: DecodeRequest) -> Decode.Request:
     return Decode.Request(
         instruction=instruction,
         not_before=to_stamp(request.not_before),
-        timeout=max(0.1, request.timeout - _DECODE_MARGIN_S),
+        timeout=to_duration(max(0.1, request.timeout - _DECODE_MARGIN_S)),
         allow_unverified=request.allow_unverified,
         history_stamps=[step.details.observation_stamp for step in request.history],
         history_actions=[format_action(step.reply.action) for step in request.history],

@@ -22,6 +22,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.navigation.actions import Action, action_of
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import STILL, Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
@@ -33,7 +34,7 @@ from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits, type_name
 from dsd_ros.ros.running import RCLError, RunnableNode, ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
-from dsd_ros.ros.stamps import ACTION_KINDS, command_message, command_type, moment_of, pose_of, seconds, twist_of
+from dsd_ros.ros.stamps import command_message, command_type, moment_of, pose_of, seconds, twist_of
 
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
@@ -199,9 +200,13 @@ class SupervisorNode(RunnableNode):
     def _on_action(self, message: NavAction) -> None:
         moment, observed = moment_of(self), seconds(message.observation_stamp)
         self._supervisor.on_clock(moment)
-        kind, amount = ACTION_KINDS.get(message.kind), message.amount
+        action: Action | str
+        try:
+            action = action_of(message)
+        except ValueError as error:
+            action = str(error)
         now, stamp = moment.steady, moment.stamp
-        self._supervisor.on_action(kind, amount, message.verified, observed, stamp, now, message.retracing)
+        self._supervisor.on_action(action, message.verified, observed, stamp, now, message.retracing)
         self._decide()
 
     def _on_odometry(self, message: Odometry) -> None:

@@ -17,19 +17,20 @@ from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
-from dsd_ros.navigation.actions import Action, format_action
+from dsd_ros.navigation.actions import action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.managed import LifecycleWatch
-from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
+from dsd_ros.ros.stamps import pose_of, seconds, to_duration
 from dsd_ros.ros.standalone import SpinningNode
+from dsd_ros.shown import seconds_name
 
 _PATH_SPACING_M = 0.03
-_FIGURES = (  # copied from DecodeStats
-    "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds", "sync_seconds", "miss_rate",
-    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "peak_memory", "threads",
+_TIMES = ("draft_round_time", "verify_round_time", "link_delay", "sync_time")  # copied from DecodeStats
+_FIGURES = (  # likewise
+    "cost_ratio", "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "peak_memory", "threads",
 )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ class DemoClient:
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
         """Send the goal from the spinning thread: rclpy loses a response that overtakes the requesting thread."""
-        goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
+        goal = Navigate.Goal(instruction=instruction, time_limit=to_duration(time_limit))
         self._ros.executor.create_task(
             lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
         )
@@ -194,21 +195,23 @@ class DemoClient:
             self._add_step(action, pose, stats if stats is not None else DecodeStats())
 
     def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
-        phrase = format_action(Action(ACTION_KINDS[action.kind], action.amount))
+        phrase, total = format_action(action_of(action)), seconds(stats.total_time)
         seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
         age = seconds(action.header.stamp) - seen
         step: dict[str, Any] = {"observation_age_s": round(age, 4), "reasoning": action.reasoning, "action": phrase}
         step |= {name: getattr(action, name) for name in ("verified", "retracing")}
         step |= {name: getattr(stats, name) for name in ("tokens", "rounds")}
-        step |= {"tau": round(stats.tau, 3), "seconds": round(stats.seconds, 4)}
-        step |= {name: round(getattr(action, name), 4) for name in ("step_seconds", "standing_seconds")}
+        step |= {"tau": round(stats.tau, 3), "seconds": round(total, 4)}
+        for name in ("step_time", "standing_time"):
+            step[seconds_name(name)] = round(seconds(getattr(action, name)), 4)
         step |= {"bytes_up": stats.bytes_up, "bytes_down": stats.bytes_down}
         step["pose"] = pose  # x, y (m), yaw (rad) where the action began
+        step |= {seconds_name(name): round(seconds(getattr(stats, name)), 6) for name in _TIMES}
         step |= {name: round(getattr(stats, name), 6) for name in _FIGURES}
         self._steps.append(step)
         line = (
             f"step {action.step:2}: {phrase:22} {stats.tokens:3} tokens, {stats.rounds:3} rounds "
-            f"({stats.tau:.2f} a round), {stats.seconds:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
+            f"({stats.tau:.2f} a round), {total:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
             f"{stats.bytes_down / 1000:.1f} kB down | {action.reasoning}"
         )
         if action.retracing:

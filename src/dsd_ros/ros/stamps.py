@@ -1,40 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert times, poses, velocities and action kinds between ROS messages and plain values."""
+"""Convert times, durations, poses and velocities between ROS messages and plain values."""
 
 from __future__ import annotations
 
 import math
 import time
 
-from builtin_interfaces.msg import Time
+from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import Quaternion, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.clock import ROSClock
 from rclpy.node import Node
 
-from dsd_msgs.msg import NavAction
-from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose, Velocity
 from dsd_ros.navigation.odometry import checked_pose, checked_twist
 from dsd_ros.navigation.records import Moment
 
-ACTION_KINDS = {
-    NavAction.STOP: ActionKind.STOP,
-    NavAction.FORWARD: ActionKind.FORWARD,
-    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
-    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
-}
+_LONGEST_S = 2.0**31 - 1.0  # of a Duration, about 68 years
 
 
-def seconds(stamp: Time) -> float:
-    """A stamp in seconds (float64 resolves 0.3 microseconds)."""
-    return float(stamp.sec + stamp.nanosec * 1e-9)
+def seconds(value: Time | Duration) -> float:
+    """A stamp or duration in seconds (float64 resolves 0.3 microseconds of today's stamps)."""
+    return float(value.sec + value.nanosec * 1e-9)
 
 
 def to_stamp(value: float) -> Time:
     """The stamp of a time in seconds, not before 0."""
     nanoseconds = max(0, round(value * 1e9))
     return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)
+
+
+def to_duration(value: float) -> Duration:
+    """A duration of so many seconds, negative ones too."""
+    nanoseconds = round(max(-_LONGEST_S, min(value, _LONGEST_S)) * 1e9)
+    return Duration(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)
 
 
 def quaternion(yaw: float) -> Quaternion:

@@ -217,7 +217,7 @@ def test_the_history_is_that_of_the_same_run(tmp_path):
     actions = [(1, 10), (2, 20), (1, 30), (2, 40), (3, 0), (4, 50)]  # (number, stamp in s); 3 is a way back
     run.actions = [
         SimpleNamespace(
-            observation_stamp=SimpleNamespace(sec=stamp, nanosec=0), step=number, kind=1, amount=25,
+            observation_stamp=SimpleNamespace(sec=stamp, nanosec=0), step=number, kind=1, distance=0.25, angle=0.0,
             retracing=stamp == 0,
         )
         for number, stamp in actions

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, format_action, parse_reply
+from dsd_ros.navigation.actions import UnparsableReply, action_of, format_action, parse_reply
 from dsd_ros.navigation.odometry import OdometryError, checked_pose
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 from dsd_ros.observe.bag.storage import BagError, Record
 from dsd_ros.pictures import raw_rgb
+from dsd_ros.shown import seconds_name
 
 _CAUSES = {cause.value: cause.name for cause in Cause}
-_KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
 _CAMERA = "camera/image_raw"  # and image_transport's topic below it
 _PNG = "rgb8; png compressed bgr8"
 _PATH_S = 0.1
@@ -51,7 +51,7 @@ class RecordedStep:
     @property
     def action(self) -> str:
         """The action that the reply ends in, as the grammar writes it; empty when it does not parse."""
-        return action_of(self.text)
+        return action_in(self.text)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Run:
         return values if isinstance(values, dict) else {}
 
 
-def action_of(text: str) -> str:
+def action_in(text: str) -> str:
     """The action that a reply ends in; empty when it does not parse."""
     try:
         return format_action(parse_reply(text).action)
@@ -281,9 +281,9 @@ class _Reading:
 def executed_phrase(message: Any) -> str:
     """A NavAction's action as the grammar writes it."""
     try:
-        return format_action(Action(_KINDS[int(message.kind)], int(message.amount)))
-    except (IndexError, ValueError):
-        return f"kind {int(message.kind)}, amount {int(message.amount)}"
+        return format_action(action_of(message))
+    except ValueError as error:
+        return str(error)
 
 
 def stamp_of(time: Any) -> int:
@@ -292,9 +292,15 @@ def stamp_of(time: Any) -> int:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message's fields as plain values, without nested messages."""
-    values = {name: value for name, value in vars(message).items() if not name.startswith("__")}
-    values |= {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
+    """A message's fields as plain values, durations in seconds, without other nested messages."""
+    values: dict[str, Any] = {}
+    for name, value in vars(message).items():
+        parts = value if isinstance(value, list) else [value]
+        if parts and all(type(part).__name__.endswith("__Duration") for part in parts):
+            spans = [stamp_of(part) * 1e-9 for part in parts]
+            values[seconds_name(name)] = spans if parts is value else spans[0]
+        elif not name.startswith("__"):
+            values[name] = value.tolist() if isinstance(value, np.ndarray) else value
     return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, list, tuple))}
 
 

@@ -10,12 +10,14 @@ import time
 from dataclasses import fields, replace
 from typing import Any
 
+from builtin_interfaces.msg import Duration
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
+from dsd_ros.navigation.actions import Action, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
@@ -25,17 +27,12 @@ from dsd_ros.ros.images import RawImage, read_image, read_pose
 from dsd_ros.ros.polled import Polled, take, take_raw
 from dsd_ros.ros.settings import CameraSettings
 from dsd_ros.ros.stamps import seconds
+from dsd_ros.shown import seconds_name
 
 LINK_NODES = ("draft_node", "bridge_node")
 _LINK_NAMES = tuple(name.encode() for name in LINK_NODES)
 _POLL_S = 0.19  # minimum interval between two polls of everything but pictures; people read no faster
 _DEAF_S = 3.0  # resubscribe to a camera that is silent for this long
-_PHRASES = {
-    NavAction.STOP: "stop",
-    NavAction.FORWARD: "forward {} cm",
-    NavAction.TURN_LEFT: "turn left {} degrees",
-    NavAction.TURN_RIGHT: "turn right {} degrees",
-}
 
 
 class Live:
@@ -133,8 +130,9 @@ class Live:
         self.figures.add_reply(reply_figures(message))
         self.replies += 1
         self.overlay = replace(
-            self.overlay, mode=message.mode, tau=message.tau, seconds=message.seconds, age=message.observation_age
-        )
+            self.overlay, mode=message.mode, tau=message.tau, seconds=seconds(message.total_time),
+            age=seconds(message.observation_age),
+        )  # fmt: skip
 
     def _on_action(self, message: NavAction) -> None:
         step = step_from(message, self.pose or (0.0, 0.0, 0.0))
@@ -143,7 +141,7 @@ class Live:
             self.steps.clear()
             self.walk = Walk(changes=self.walk.changes + 1)
         self.steps.append(step)
-        self.figures.add_step(float(message.step_seconds))
+        self.figures.add_step(seconds(message.step_time))
         self.overlay = replace(self.overlay, action=step.phrase, verified=step.verified)
 
     def _on_health(self, sent: bytes) -> None:
@@ -165,35 +163,42 @@ class Live:
 def round_from(message: RoundStats) -> Round:
     """A Round from its message."""
     same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down")
-    measured = ("began", "draft", "wait", "verify", "model")
     figures: dict[str, Any] = {name: getattr(message, name) for name in same}
-    figures |= {name: _finite(getattr(message, f"{name}_seconds")) for name in measured}
+    figures |= {name: seconds(getattr(message, f"{name}_time")) for name in ("draft", "wait", "verify", "model")}
     return Round(
         **figures,
+        began=seconds(message.start_offset),
         accepted=min(message.accepted, len(message.gained)),
         gained=tuple(message.gained),
         rejected=tuple(message.rejected),
-        exits=tuple(zip(map(int, message.exit_layers), map(_finite, message.exit_seconds), strict=False)),
+        exits=tuple(zip(map(int, message.exit_layers), map(seconds, message.exit_times), strict=False)),
     )
 
 
 def reply_figures(message: DecodeStats) -> ReplyFigures:
-    """The figures of a reply from its message, whose fields have the same names."""
-    values = {field.name: getattr(message, field.name) for field in fields(ReplyFigures)}
-    finite: dict[str, Any] = {name: _finite(v) if isinstance(v, float) else v for name, v in values.items()}
-    return ReplyFigures(**finite)
+    """The figures of a reply from its message."""
+    values: dict[str, Any] = {}
+    for name in message.get_fields_and_field_types():
+        value = getattr(message, name)
+        if isinstance(value, Duration):
+            values[seconds_name(name)] = seconds(value)
+        else:
+            values[name] = _finite(value) if isinstance(value, float) else value
+    return ReplyFigures(**{field.name: values[field.name] for field in fields(ReplyFigures)})
 
 
 def step_from(message: NavAction, pose: Pose) -> ShownStep:
     """An announced action that begins at ``pose``."""
-    amount = message.amount
-    turns = {NavAction.TURN_LEFT: 1, NavAction.TURN_RIGHT: -1}.get(message.kind, 0)
+    try:
+        action: Action | None = action_of(message)
+    except ValueError:
+        action = None
     age = seconds(message.header.stamp) - seconds(message.observation_stamp)
     return ShownStep(
         number=message.step,
-        phrase=_PHRASES.get(message.kind, "unknown action").format(amount),
-        ahead=amount / 100.0 if message.kind == NavAction.FORWARD else 0.0,
-        turn=turns * math.radians(amount),
+        phrase=format_action(action) if action is not None else "unknown action",
+        ahead=action.metres if action is not None else 0.0,
+        turn=action.radians if action is not None else 0.0,
         verified=message.verified,
         pose=pose,
         reasoning=message.reasoning,

@@ -20,6 +20,7 @@ from dsd_ros.observe.ros.bag_pictures import from_bag
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import qos
 from dsd_ros.ros.managed import LifecycleWatch
+from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.ros.standalone import SpinningNode
 
 _TICK_S = 0.05  # interval of clock and picture messages; best effort may lose one
@@ -88,7 +89,8 @@ class ReplayClient:
         picture = from_bag(question.picture, question.format)
         picture.header.stamp = _time(question.stamp)
         picture.header.frame_id = FrameSettings.camera_frame
-        request = Decode.Request(instruction=question.instruction, not_before=_time(question.stamp), timeout=timeout)
+        request = Decode.Request(instruction=question.instruction, not_before=_time(question.stamp))
+        request.timeout = to_duration(timeout)
         request.history_stamps = [_time(stamp) for stamp, _ in question.history]
         request.history_actions = [action for _, action in question.history]
         with self._lock:
@@ -114,7 +116,7 @@ class ReplayClient:
             tokens=tokens,
             count=stats.tokens,
             rounds=stats.rounds,
-            seconds=float(stats.seconds),
+            seconds=seconds(stats.total_time),
             stamp=observed.sec * 1_000_000_000 + observed.nanosec,
         )
 

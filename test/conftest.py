@@ -18,6 +18,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the package anew
 
 gc.disable()  # while tests are collected; what that creates lasts, and is exempt from later collections
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.edge.draft_length import Tuner, accepted_by_tree
+from dsd_ros.edge.draft_length import accepted_by_tree
 from dsd_ros.edge.estimates import LineFit
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
+from dsd_ros.edge.strategies import AHEAD, IN_TURN, TREE
+from dsd_ros.edge.tuner import Tuner
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def regret(plans: list[Plan], setting: Setting) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_steady_choice_is_near_the_best_constant(name: str, seed: int) -> None:
     setting = SETTINGS[name]
-    plans = run(Tuner(overlap=setting.hit > 0.0), setting, 250, np.random.default_rng(seed))
+    plans = run(Tuner([AHEAD if setting.hit > 0.0 else IN_TURN]), setting, 250, np.random.default_rng(seed))
     assert regret(plans[120:], setting) < 0.05
     assert regret(plans, setting) < 0.1  # the search for it is not dear either
 
@@ -217,7 +219,7 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(draft: float, per_node: 
         return float(1 + gains[plan.length - 1, plan.nodes - 1]) / seconds(plan)
 
     chance = np.random.default_rng(0)
-    tuner, late = Tuner(tree=True), []
+    tuner, late = Tuner([TREE]), []
     for number in range(1, 201):
         plan = tuner.plan(1, number)
         tree = grow(plan.nodes, plan.length)

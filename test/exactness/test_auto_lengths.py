@@ -10,7 +10,8 @@ from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_length import Tuner
+from dsd_ros.edge.strategies import strategy_of
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession, tuner_for
@@ -18,7 +19,7 @@ from dsd_ros.wire.channel import LocalChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
-MODES = ({"mode": "dsd"}, {"mode": "best"}, {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4})
+MODES = ({"mode": "dsd"}, {"mode": "auto"}, {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4})
 
 
 def decode(engine, replies: int = 2, **values) -> list[DecodedReply]:
@@ -33,6 +34,8 @@ def test_tokens_are_the_targets(shape, sampling):
     with VerifierEngine(TARGET) as engine:
         wanted = [reply.tokens for reply in decode(engine, mode="ar", **sampling)]
         for values in MODES:
+            if values["mode"] == "auto" and shape == "expansion":
+                continue  # refused
             replies = decode(engine, shape=shape, **sampling, **values)
             assert [reply.tokens for reply in replies] == wanted, values
             assert not any(reply.worker_error for reply in replies)
@@ -55,7 +58,7 @@ class Restless(Tuner):
 
     def learn(self, plan, record, ranks=()):
         super().learn(plan, record, ranks)
-        self._choice = Plan(1 if record.accepted == record.drafted else 5)
+        self._choice = Plan(1 if record.accepted == record.drafted else 5, strategy=plan.strategy)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_sampled_tokens_are_the_targets(values, kind):
     target = TableModel(2, ends=False, period=LENGTH)
     draft = TableModel(2, ends=False, period=LENGTH, noise=0.7, padding=4)
     chosen = DecodeSettings(draft_length=0, temperature=1.0, seed=7, max_tokens=LENGTH * PER_REPLY, **values)
-    tuner = kind(overlap=chosen.predrafts) if kind else None
+    tuner = kind([strategy_of(chosen)]) if kind else None
     with (
         VerifierEngine(target) as engine,
         LocalChannel(engine) as channel,
@@ -92,7 +95,7 @@ def test_what_was_learned_can_be_handed_to_the_next_session():
                 records = session.decode(IMAGE, "go").records
             lengths.append([record.length for record in records])
     assert lengths[0][0] == 4
-    assert tuner.times.known > len(lengths[0])
+    assert tuner.way.times.known > len(lengths[0])
     assert tuner_for(DecodeSettings(), DRAFT.vocab_size) is None
     assert tuner_for(DecodeSettings(draft_length=0, mode="mc-dsd"), DRAFT.vocab_size) is None
 
@@ -100,5 +103,5 @@ def test_what_was_learned_can_be_handed_to_the_next_session():
 def test_no_longer_drafts_are_chosen_than_a_message_holds():
     chosen = DecodeSettings(draft_length=0, temperature=1.0)
     tuner = tuner_for(chosen, 1 << 20)
-    assert max(plan.length for plan in tuner._candidates) == 10
+    assert tuner.way.longest == 10
     assert tuner.choice == Plan(4)

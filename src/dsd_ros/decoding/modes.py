@@ -43,6 +43,7 @@ class Mode:
     shape: Shape = Shape.SEQUENCE
     predrafts: bool = False  # the next round is drafted while this one is verified
     draft_length: int = 4  # default of draft_length; 0: chosen while decoding
+    adapts: bool = False  # all that makes a reply no different is chosen while decoding
 
     @property
     def drafts(self) -> bool:
@@ -53,6 +54,11 @@ class Mode:
 PRESETS: dict[str, Mode] = {
     preset.name: preset
     for preset in (
+        Mode(
+            "auto", Proof.COUPLED,
+            "chooses while decoding: the target alone, or drafts of any length or tree, in turn or ahead",
+            predrafts=True, draft_length=0, adapts=True,
+        ),
         Mode("ar", Proof.NONE, "the target alone, token by token in the cloud"),
         Mode("dsd", Proof.FULL, "drafted on the robot, verified in the cloud by full distributions"),
         Mode("fsd", Proof.FULL, "as dsd, drafting the next round while the cloud verifies this one", predrafts=True),
@@ -64,11 +70,6 @@ PRESETS: dict[str, Mode] = {
         Mode("coupled", Proof.COUPLED, "as dsd, with shared noise in place of distributions on the link"),
         Mode("mc-dsd", Proof.FULL, "as dsd, with a tree of tokens instead of a sequence", Shape.EXPANSION),
         Mode("mc-tslt", Proof.TRUNCATED, "as tslt, with a tree of tokens instead of a sequence", Shape.EXPANSION),
-        Mode(
-            "best", Proof.COUPLED,
-            "as fsd and coupled, with the likeliest tree of tokens, its size chosen as it goes",
-            Shape.BUDGET, predrafts=True, draft_length=0,
-        ),
     )
 }  # fmt: skip
 

@@ -149,6 +149,11 @@ class DecodeSettings:
         return mode(self.mode)
 
     @property
+    def adapts(self) -> bool:
+        """Whether all that makes a reply no different is chosen while decoding (mode auto)."""
+        return self.preset.adapts
+
+    @property
     def needs_draft(self) -> bool:
         """Whether a draft model takes part."""
         return self.preset.drafts
@@ -168,6 +173,8 @@ class DecodeSettings:
     def shaped_by(self) -> Shape:
         """The shape in use."""
         shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
+        if self.adapts and shape is Shape.EXPANSION:
+            raise SettingsError(f"mode {self.mode} chooses trees itself; use shape budget, or mode mc-dsd")
         if not self.preset.drafts and shape is not Shape.SEQUENCE:
             raise SettingsError(f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset")
         sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
@@ -197,7 +204,7 @@ class DecodeSettings:
     def tunes(self) -> bool:
         """Whether draft lengths, or trees, are chosen while decoding."""
         chosen = self.draft_length == AUTO_LENGTH and self.shaped_by is not Shape.EXPANSION
-        return chosen and self.needs_draft
+        return self.adapts or (chosen and self.needs_draft)
 
     @property
     def splits(self) -> bool:
@@ -205,7 +212,7 @@ class DecodeSettings:
         return self.proven_by is Proof.SPLIT and not self.sampling.greedy
 
     def _check_split(self) -> None:
-        if not (self.splits and self.predrafts):
+        if self.adapts or not (self.splits and self.predrafts):
             return
         if self.pipeline_depth > 1:
             raise SettingsError(

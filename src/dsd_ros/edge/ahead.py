@@ -21,11 +21,12 @@ import torch
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_EXITS, Proof
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
 from dsd_ros.edge.proposer import Origin, RoundDraft
+from dsd_ros.edge.strategies import Strategy
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Outcome
 
@@ -60,6 +61,10 @@ class _Level:
     @property
     def round(self) -> ModelDraft:
         return self.outcomes.round
+
+    @property
+    def how(self) -> Strategy:
+        return self.outcomes.round.plan.strategy
 
 
 @dataclass(eq=False)
@@ -113,8 +118,6 @@ class Ahead(DraftModel):
         self._guesser = Guesser(settings.sampling, settings.seed, coupled)
         self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
         self._chance = random.Random(settings.seed)
-        self._guessing = settings.predraft_source != "exits"
-        self._ahead = settings.pipeline_depth > 1
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a round is never sent before the one before it
         self._work = threading.Condition(self._lock)
@@ -132,21 +135,23 @@ class Ahead(DraftModel):
     def draft_ahead(self, draft: RoundDraft) -> None:
         """Let the workers draft after the outcomes that ``draft`` may have, until ``update``."""
         super().draft_ahead(draft)
-        assert isinstance(draft, ModelDraft)
+        if not isinstance(draft, ModelDraft):
+            return
+        how = draft.plan.strategy
         with self._lock:
             level = self._levels[0] if self._levels else None
         if level is None or level.round is not draft:  # else it was sent ahead
-            level = self._level(draft) if len(draft.tree) else None
+            level = self._level(draft) if how.ahead and len(draft.tree) else None
         with self._lock:
             if level is None or not (self._levels and self._levels[0] is level):
                 self._levels = [] if level is None else [level]
             if level is None:
                 return
             self._note_acceptances(level)
-            self._start_threads()
+            self._start_threads(how.threads)
             self._work.notify_all()
         self._extend()
-        if not self._guessing:
+        if not how.guesses:
             return
         # The session only waits from here on: ranking does not hold it up.
         guesses = self._guesser.rejections(draft.tree, draft.rows, level.chances, self._settings.predraft_budget)
@@ -156,14 +161,14 @@ class Ahead(DraftModel):
 
     def on_early(self, outcome: Outcome) -> None:
         """Let the workers turn to what an early exit forecasts."""
-        if self._settings.predraft_source == "guesses":
-            return
         with self._lock:
             level = self._levels[0] if self._levels else None
             if level is None or outcome.round != level.round.number or outcome.accepted > len(level.round.tree):
                 return
+            if not level.how.exits:
+                return
             confidence = outcome.confidence
-            if self._guessing:  # an exit too sure of itself must not drive out all guesses
+            if level.how.guesses:  # an exit too sure of itself must not drive out all guesses
                 confidence = self._trust[outcome.layer].corrected(confidence)
             if len(level.forecasts) < MAX_EXITS:
                 level.forecasts.append((outcome, confidence))
@@ -172,11 +177,13 @@ class Ahead(DraftModel):
 
     def update(self, draft: RoundDraft, result: Result) -> None:
         """Take the draft that was made ahead for this result, or begin one."""
-        assert isinstance(draft, ModelDraft)
+        if not isinstance(draft, ModelDraft):
+            return
         with self._lock:
+            shared = bool(self._levels)
             taken = self._take(result.accepted, result.next_token)
         # Workers may still look at this draft's sequence: it stays as it is.
-        self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=True)
+        self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=shared)
 
     def reset(self) -> None:
         """Drop all drafts made ahead, and give back the memory of the reply."""
@@ -201,9 +208,9 @@ class Ahead(DraftModel):
         settings = self._settings
         outcomes = OutcomeQueue(
             draft, settings.predraft_policy, settings.predraft_budget, self._chance,
-            paper=not self._guessing,
+            paper=not draft.plan.strategy.guesses,
         )  # fmt: skip
-        if not (self._guessing or self._ahead):
+        if not draft.plan.strategy.guesses and draft.plan.strategy.in_flight == 1:
             return _Level(outcomes, [], _LookPast([], {}, begun=True))
         chances = self._guesser.chances(draft.context.reply, draft.number, draft.tree, draft.rows)
         leaves, known = draft.open_leaves, draft.leaf_rows
@@ -226,7 +233,7 @@ class Ahead(DraftModel):
         """Send the next round ahead, if its draft is complete and there is room for it."""
         with self._lock:
             level = self._levels[-1] if self._levels else None
-            if level is None or level.followed or len(self._levels) >= self._settings.pipeline_depth:
+            if level is None or level.followed or len(self._levels) >= level.how.in_flight:
                 return
             ahead = level.ahead
             if ahead is None or not ahead.complete or ahead.draft is None or not len(ahead.draft.tree):
@@ -277,28 +284,25 @@ class Ahead(DraftModel):
         self.origin = Origin(fitting.source, complete, begun)
         return fitting.draft
 
-    def _start_threads(self) -> None:
-        if self._threads:
-            return
-        self._stop = threading.Event()
-        count = 1 if self._settings.predraft_batch > 1 else self._settings.predraft_workers
-        for number in range(count):
+    def _start_threads(self, count: int) -> None:
+        if not self._threads:
+            self._stop = threading.Event()
+        for number in range(len(self._threads), count):
             thread = threading.Thread(target=self._run, args=(self._stop,), name=f"predraft-{number + 1}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _note_acceptances(self, level: _Level) -> None:
         guesses = level.past.guesses
-        if self._guessing and level is self._levels[0]:
+        if level.how.guesses and level is self._levels[0]:
             level.outcomes.guess(guesses)
-        if self._ahead and level.ahead is None and guesses:
+        if level.how.in_flight > 1 and level.ahead is None and guesses:
             likeliest = guesses[0]
             level.ahead = level.outcomes.name(likeliest.accepted, likeliest.next_token, GUESS, likeliest.score)
 
     def _choose(self) -> list[_Job]:
         """What to do next: as many as one pass takes."""
-        settings = self._settings
-        slots = min(settings.predraft_batch, settings.predraft_workers)
+        slots = self._levels[0].how.slots if self._levels else 0
         jobs: list[_Job] = []
         # 1. What follows if the whole draft is accepted: the most likely outcomes wait for it.
         for level in self._levels:
@@ -315,7 +319,7 @@ class Ahead(DraftModel):
         while self._levels and len(jobs) < slots:
             level, past = self._levels[0], self._levels[0].past
             # Often the likeliest outcome accepts all, and is known last: keep a place for it.
-            kept = int(self._guessing and (past.stepping or not past.begun))
+            kept = int(level.how.guesses and (past.stepping or not past.begun))
             predraft = level.outcomes.pop(kept)
             if predraft is None:
                 break

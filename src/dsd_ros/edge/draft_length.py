@@ -11,21 +11,22 @@ round. The reply and its distribution therefore do not depend on it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.estimates import Floats, LineFit, Mean, Numbers, Share
-from dsd_ros.edge.proposer import Plan, RoundDraft
+from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
+from dsd_ros.edge.strategies import ALONE, Strategy
 
 _FIRST_LENGTH = 4
 _FIRST_NODES = 8
 _FIRST_RATE = 0.7  # acceptance rate before any token was verified
+_TREES_HOLD = 4  # rounds until expected trees are computed again, which takes a millisecond or two
+_FIRST_HIT = 0.9  # share of pre-drafts that fit, before any was made: what is hoped for is tried
 _NODE_COST = 0.0007  # share of a round that a tree's node costs other robots, which is not measured here
 _BETTER = 1.03  # a change needs so many times the tokens a second
 _EXPLORE_EVERY = 8  # rounds
@@ -45,9 +46,12 @@ class AcceptanceEstimate:
         self._ranks = np.zeros(_RANKS + 1)  # the last: all lower ranks
         self._ended = self._went_on = 0.0
         self._fit = Mean(_MEMORY)  # accepted tokens of trees over what the ranks predict
+        self._trees: tuple[Floats, NDArray[np.int64]] | None = None
+        self._age = 0  # of these, rounds
 
     def learn(self, plan: Plan, drafted: int, accepted: int, ranks: Sequence[int]) -> None:
         """Learn from one round; ``ranks`` (from 0) of the target's tokens in the draft's rows, as far as known."""
+        self._age += 1
         for counts in (self._held, self._tried, self._ranks):
             counts *= _MEMORY
         self._ended *= _MEMORY
@@ -56,6 +60,11 @@ class AcceptanceEstimate:
         for rank in ranks:
             self._ranks[min(rank, _RANKS)] += 1.0
         if plan.nodes:
+            for position, rank in enumerate(ranks[:MAX_DRAFT_LENGTH]):  # as far as a sequence would have been accepted
+                self._tried[position] += 1.0
+                self._held[position] += rank == 0
+                if rank:
+                    break
             if drafted:
                 promised = float(accepted_by_tree(self.ranks, plan.nodes, plan.length)[0][-1, -1])
                 self._fit.add((accepted + 0.1) / (promised + 0.1))
@@ -93,24 +102,50 @@ class AcceptanceEstimate:
 
         A draft grows its tree by its own probabilities, which say more than ranks; how much more is measured.
         """
-        gains, levels = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
-        return np.minimum(gains * self._fit.value_or(1.0), levels), levels
+        if self._trees is None or self._age >= _TREES_HOLD:
+            self._age = 0
+            gains, levels = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
+            self._trees = np.minimum(gains * self._fit.value_or(1.0), levels), levels
+        return self._trees
+
+
+class LinkTimes:
+    """What a link's messages take, whatever the strategy."""
+
+    def __init__(self) -> None:
+        self.round_trip = LineFit()  # seconds, by bytes up and down
+        self.bytes_up = LineFit()  # by the draft's tokens
+        self.down_held, self.down_rejected = Mean(), Mean()  # bytes after a whole acceptance, after a rejection
+
+    def seconds(self, size: np.ndarray, whole: Floats) -> tuple[Floats, Floats]:
+        """Of rounds of ``size`` tokens that are accepted as a whole with probability ``whole``: all, and for bytes."""
+        rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
+        down = rejected + whole * (self.down_held.value_or(rejected) - rejected)
+        seconds: Floats = self.round_trip.at(self.bytes_up.at(size), down)
+        return seconds, seconds - self.round_trip.at(0.0, 0.0)
 
 
 class Times:
-    """Where a round's time goes: drafting, link, target, and how much of the drafting is hidden."""
+    """Where a round's time goes under one strategy: drafting, link, target, and how much of the drafting is hidden.
 
-    def __init__(self) -> None:
+    Until it has figures of its own, those of ``like``, another strategy, stand in for them.
+    """
+
+    def __init__(self, link: LinkTimes | None = None, like: Times | None = None) -> None:
+        self.like = like
         self.draft = LineFit()  # one level of a draft, by its nodes
         self._ahead = LineFit()  # the same, while only drafts made ahead were measured
         self.verify = LineFit()  # by the draft's tokens
-        self.link = LineFit()  # round trip, by bytes
-        self.bytes_up = LineFit()  # by the draft's tokens
-        self.down_held, self.down_rejected = Mean(), Mean()  # bytes after a whole acceptance, after a rejection
+        self.link = link or LinkTimes()
         self.fitted = Share()  # hit rate of pre-drafts
         self._speed = Mean()  # seconds of drafting done per second of waiting
         self.in_flight = Mean(0.95)  # share of rounds sent ahead, among those after a whole acceptance
         self._before: tuple[float, bool] | None = None  # the previous round: its wait, and whether all was accepted
+
+    @property
+    def later(self) -> bool:
+        """Whether the next round is not a reply's first."""
+        return self._before is not None
 
     @property
     def known(self) -> int:
@@ -132,8 +167,8 @@ class Times:
             self.draft.add(record.draft_seconds / levels, breadth)
         elif not len(self.draft):
             self._ahead.add(record.model_seconds / levels, breadth)
-        self.bytes_up.add(record.bytes_up, record.drafted)
-        (self.down_held if whole else self.down_rejected).add(record.bytes_down)
+        self.link.bytes_up.add(record.bytes_up, record.drafted)
+        (self.link.down_held if whole else self.link.down_rejected).add(record.bytes_down)
         if before is None:
             return
         waited, held = before
@@ -144,7 +179,7 @@ class Times:
         if flight:
             return  # it was sent before the previous outcome arrived
         link = max(0.0, record.wait_seconds - record.verify_seconds)
-        self.link.add(link, record.bytes_up, record.bytes_down)
+        self.link.round_trip.add(link, record.bytes_up, record.bytes_down)
         self.fitted.add(bool(record.source))
         if record.source and waited > 0.0:
             done = levels * self.level_seconds(breadth) - record.draft_seconds
@@ -155,129 +190,134 @@ class Times:
 
     def level_seconds(self, breadth: Numbers) -> Numbers:
         """One level of ``breadth`` nodes in the draft model."""
-        return (self.draft if len(self.draft) else self._ahead).at(breadth)
+        known = self.draft if len(self.draft) else self._ahead
+        return known.at(breadth) if len(known) or self.like is None else self.like.level_seconds(breadth)
 
-    def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: Floats, overlap: bool) -> Floats:
+    def verify_seconds(self, size: Numbers) -> Numbers:
+        """``size`` tokens in the target."""
+        known = self.verify
+        return known.at(size) if len(known) or self.like is None else self.like.verify_seconds(size)
+
+    def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: Floats, strategy: Strategy) -> Floats:
         """Expected seconds from one outcome to the next, for drafts accepted as a whole with probability ``whole``.
 
         L T_p + T_q + 2 T_c + bytes / rate; with pre-drafting, L T_p counts only as far as the wait does not hide it.
         All (n,), for n shapes of so many levels and tokens.
         """
         draft: Floats = levels * self.level_seconds(size / levels)
-        rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
-        down = rejected + whole * (self.down_held.value_or(rejected) - rejected)
-        verify, link = self.verify.at(size), self.link.at(self.bytes_up.at(size), down)
+        verify, (link, crossing) = self.verify_seconds(size), self.link.seconds(size, whole)
         wait = verify + link
-        if not overlap:
+        if not strategy.ahead:
             return draft + wait
-        hit = self.fitted.value
+        hit = self.fitted.value if self.fitted.known else _FIRST_HIT
         hidden = min(1.0, self._speed.value_or(1.0)) * wait
         seconds: Floats = wait + (1 - hit) * draft + hit * np.maximum(0.0, draft - hidden)
-        ahead = self.in_flight.value_or(0.0) * whole
-        crossing = link - self.link.at(0.0, 0.0)
+        ahead = self.in_flight.value_or(_FIRST_HIT if strategy.in_flight > 1 else 0.0) * whole
         seconds = (1 - ahead) * seconds + ahead * np.maximum(np.maximum(verify, draft), crossing)
         return seconds
 
 
-class Tuner:
-    """Chooses the shape of one session's drafts, round by round; the same records give the same choices.
+class Shapes:
+    """Chooses the length, or the tree, of the drafts of one strategy.
 
-    ``plan`` may be called from any thread, the rest from the session's thread.
+    ``choice`` is the best shape so far. A choice stays until another promises ``_BETTER`` times its tokens a second.
     """
 
-    def __init__(self, tree: bool = False, overlap: bool = False, longest: int = MAX_DRAFT_LENGTH) -> None:
-        """``tree``: drafts are trees by node budget. ``overlap``: drafts are made ahead. ``longest``: limit, tokens."""
-        self.acceptance = AcceptanceEstimate()
-        self.times = Times()
-        self._tree = tree
-        self._overlap = overlap
-        self._longest = max(1, min(longest, MAX_DRAFT_LENGTH))
-        first = min(_FIRST_LENGTH, self._longest)
-        self._choice = Plan(first, min(_FIRST_NODES, self._longest) if tree else 0)
+    def __init__(
+        self, strategy: Strategy, lengths: tuple[int, int], acceptance: AcceptanceEstimate, link: LinkTimes
+    ) -> None:
+        """``lengths``: the shortest and the longest draft, tokens. ``acceptance`` and ``link`` are shared."""
+        self.strategy = strategy
+        self.times = Times(link)
+        self._tokens, self._seconds_spent = Mean(), Mean()  # of a round: expected tokens, measured seconds
+        self._largest = 0  # draft that was tried, tokens
+        self._acceptance = acceptance
+        self._shortest, self._longest = lengths
         self._candidates = self._possible()
         self._lengths: NDArray[np.int64] = np.array([plan.length for plan in self._candidates])
         self._nodes: NDArray[np.int64] = np.array([plan.nodes for plan in self._candidates])
-        self._planned = 0
-        self._lock = threading.Lock()
-        self._plans: dict[tuple[int, int], Plan] = {}
-        self._last: tuple[RoundDraft, Result, RoundRecord] | None = None  # yet to be learned from
+        first = min(max(_FIRST_LENGTH, self._shortest), self._longest)
+        self.choice = self._plan(first, min(_FIRST_NODES, self._longest) if strategy.tree else 0)
 
     @property
-    def choice(self) -> Plan:
-        """The best shape so far."""
-        return self._choice
+    def longest(self) -> int:
+        """The longest draft, tokens."""
+        return self._longest
 
-    def plan(self, reply: int, number: int) -> Plan:
-        """The shape of a round's draft; fixed by the first call.
-
-        Call it before the previous round's outcome is known, so that the choice cannot depend on that outcome.
-        """
-        with self._lock:
-            if (reply, number) not in self._plans:
-                if any(known < reply for known, _ in self._plans):
-                    self._plans.clear()
-                self._planned += 1
-                self._plans[reply, number] = self._varied()
-            return self._plans[reply, number]
-
-    def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
-        """Learn from a finished round that was drafted by ``plan``. ranks: see ``AcceptanceEstimate.learn``."""
+    def learn(self, plan: Plan, record: RoundRecord) -> None:
+        """Learn from a finished round of this strategy, drafted by ``plan``."""
+        if self.times.later and record.drafted:  # a reply's first round waits for the prompt, too
+            self._tokens.add(1.0 + self._gain(record.depth, record.drafted if plan.nodes else 0))
+            self._seconds_spent.add(record.draft_seconds + record.wait_seconds)
+            self._largest = max(self._largest, record.drafted)
         self.times.learn(record)
-        if record.drafted:
-            self.acceptance.learn(plan, record.drafted, record.accepted, ranks)
-        choice = self._choice
-        if self.times.known:
-            choice = self._best()
-        with self._lock:
-            self._choice = choice
 
-    def remember(self, draft: RoundDraft, result: Result, record: RoundRecord) -> None:
-        """Note a finished round; ``catch_up`` learns from it once the next round is sent."""
-        self._last = draft, result, record
+    def settle(self) -> None:
+        """Take the best shape."""
+        rates = self._rates()
+        if self.strategy.tree:  # what so many nodes cost is not known
+            rates[self._nodes > max(_FIRST_NODES, 2 * self._largest)] = 0.0
+        best = int(rates.argmax())
+        if rates[best] > _BETTER * rates[self._candidates.index(self.choice)]:
+            self.choice = self._candidates[best]
 
-    def catch_up(self) -> None:
-        """Learn from the noted round."""
-        if self._last is None:
-            return
-        (draft, result, record), self._last = self._last, None
-        plan = Plan(record.length, record.budget)
-        self.learn(plan, record, draft.ranks(result.accepted, result.next_token) if plan.nodes else ())
+    def begin_trial(self) -> None:
+        """Measure the rate afresh, from the best shape on, or from a small tree: what nodes cost must be seen first."""
+        self._tokens, self._seconds_spent = Mean(), Mean()
+        if not (self.strategy.tree and not self.times.known):
+            self.settle()
 
-    def begin_session(self) -> None:
-        """Forget plans: a new session numbers its replies from 1 again."""
-        with self._lock:
-            self._plans.clear()
+    def rate(self) -> float:
+        """Tokens a second, by the seconds that this strategy's rounds took and the tokens that they should gain."""
+        seconds = self._seconds_spent.value_or(0.0)
+        return self._tokens.value_or(1.0) / seconds if seconds > 0.0 else self.promise()
 
-    def begin_reply(self) -> None:
-        """The next round is a reply's first, whose wait includes reading the prompt."""
-        self._last = None
-        self.times.begin_reply()
+    def promise(self) -> float:
+        """Tokens a second of the best shape, by what its parts take."""
+        return float(self._rates().max())
+
+    def _gain(self, levels: int, nodes: int) -> float:
+        """Expected accepted tokens of a whole draft."""
+        known = self._acceptance
+        if nodes:
+            return float(known.trees()[0][min(levels, _MAX_LEVELS) - 1, nodes - 1])
+        return float(np.cumprod(known.rates[:levels]).sum())
+
+    def varied(self, choice: Plan, planned: int) -> Plan:
+        """``choice``; every few rounds a little more or less, to measure what that costs and gains."""
+        if planned % _EXPLORE_EVERY:
+            return choice
+        longer = planned // _EXPLORE_EVERY % 2 == 1
+        step = max(1, choice.size // 4) * (1 if longer else -1)
+        if not choice.nodes:
+            return self._plan(max(self._shortest, min(self._longest, choice.length + step)))
+        nodes = max(1, min(self._longest, choice.nodes + step))
+        levels = choice.length + (1 if longer else -1)
+        return self._plan(max(1, min(levels, nodes, _MAX_LEVELS)), nodes)
+
+    def _plan(self, length: int, nodes: int = 0) -> Plan:
+        return Plan(length, nodes, self.strategy)
 
     def _possible(self) -> list[Plan]:
-        if not self._tree:
-            return [Plan(length) for length in range(1, self._longest + 1)]
+        if not self.strategy.tree:
+            return [self._plan(length) for length in range(self._shortest, self._longest + 1)]
         return [
-            Plan(levels, nodes)
+            self._plan(levels, nodes)
             for nodes in _NODES
             if nodes <= self._longest
             for levels in range(1, min(nodes, _MAX_LEVELS) + 1)
         ]
 
-    def _best(self) -> Plan:
-        rates = self._rates()
-        best = int(rates.argmax())
-        if rates[best] > _BETTER * rates[self._candidates.index(self._choice)]:
-            return self._candidates[best]
-        return self._choice
+    def _seconds(self, levels: np.ndarray, size: np.ndarray, whole: Floats) -> Floats:
+        return self.times.round_seconds(levels, size, whole, self.strategy)
 
     def _rates(self) -> Floats:
         """Expected tokens a second, (candidates,)."""
-        known, overlap = self.acceptance, self._overlap
+        known = self._acceptance
         lengths, nodes = self._lengths, self._nodes
-        if self._tree:
+        if self.strategy.tree:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
-            seconds = self.times.round_seconds(levels, nodes, gains / levels, overlap)
-            rates: Floats = (1 + gains) / seconds / (1 + _NODE_COST * nodes)
+            rates: Floats = (1 + gains) / self._seconds(levels, nodes, gains / levels) / (1 + _NODE_COST * nodes)
             return rates
         # A draft that ends early costs less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
@@ -285,20 +325,49 @@ class Tuner:
         gains = np.cumsum(chances * reached)[lengths - 1]
         drafted = np.cumsum(reached)[lengths - 1]
         whole = chances[lengths - 1]
-        return (1 + gains) / self.times.round_seconds(drafted, drafted, whole, overlap)
+        return (1 + gains) / self._seconds(drafted, drafted, whole)
 
-    def _varied(self) -> Plan:
-        """The choice; every few rounds a little more or less, to measure what that costs and gains."""
-        choice = self._choice
-        if self._planned % _EXPLORE_EVERY:
-            return choice
-        longer = self._planned // _EXPLORE_EVERY % 2 == 1
-        step = max(1, choice.size // 4) * (1 if longer else -1)
-        if not choice.nodes:
-            return Plan(max(1, min(self._longest, choice.length + step)))
-        nodes = max(1, min(self._longest, choice.nodes + step))
-        levels = choice.length + (1 if longer else -1)
-        return Plan(max(1, min(levels, nodes, _MAX_LEVELS)), nodes)
+
+class Alone:
+    """The strategy without drafts: each token takes a pass of the target, and the link is crossed once a reply."""
+
+    strategy = ALONE
+    choice = Plan(0, strategy=ALONE)
+    longest = 0
+
+    def __init__(self, link: LinkTimes) -> None:
+        self.times = Times(link)
+        self._round = Mean(0.95)
+        self._first = True
+
+    def learn(self, plan: Plan, record: RoundRecord) -> None:
+        """Learn from a finished round."""
+        if not self._first:
+            self._round.add(record.draft_seconds + record.wait_seconds)
+        self._first = False
+
+    def begin_reply(self) -> None:
+        """The next round crosses the link."""
+        self._first = True
+
+    def settle(self) -> None:
+        """There is one shape."""
+
+    def begin_trial(self) -> None:
+        """Measure the rate afresh."""
+        self._round = Mean(0.95)
+
+    def rate(self) -> float:
+        """Tokens a second."""
+        return 1.0 / max(1e-6, self._round.value_or(self.times.verify_seconds(0.0)))
+
+    def promise(self) -> float:
+        """Tokens a second, if the link keeps up."""
+        return 1.0 / max(1e-6, self.times.verify_seconds(0.0))
+
+    def varied(self, choice: Plan, planned: int) -> Plan:
+        """``choice``."""
+        return choice
 
 
 def accepted_by_tree(ranks: Sequence[float] | Floats, nodes: int, levels: int) -> tuple[Floats, NDArray[np.int64]]:

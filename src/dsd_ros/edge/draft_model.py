@@ -23,8 +23,9 @@ from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
-from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.proposer import Origin, Plan, Proposer, ReplyRequest, RoundDraft
+from dsd_ros.edge.proposer import NoDraft, Origin, Plan, Proposer, ReplyRequest, RoundDraft
+from dsd_ros.edge.strategies import strategy_of
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_together
@@ -42,10 +43,11 @@ class Drafting:
     reply: int
     tuner: Tuner | None = None
 
-    @cached_property
-    def shape(self) -> Shape:
-        """The shape of the drafts."""
-        return self.settings.shaped_by
+    def shape_of(self, plan: Plan) -> Shape:
+        """The shape of a draft by ``plan``."""
+        if plan.nodes:
+            return Shape.BUDGET
+        return Shape.EXPANSION if self.settings.shaped_by is Shape.EXPANSION else Shape.SEQUENCE
 
     @cached_property
     def sampling(self) -> SamplingSettings:
@@ -69,7 +71,9 @@ class Drafting:
 
     @cached_property
     def _plan(self) -> Plan:
-        return Plan(self.settings.depth, self.settings.tree_budget if self.shape is Shape.BUDGET else 0)
+        settings = self.settings
+        nodes = settings.tree_budget if settings.shaped_by is Shape.BUDGET else 0
+        return Plan(settings.depth, nodes, strategy_of(settings))
 
     def plan(self, number: int) -> Plan:
         """The shape of a round's draft."""
@@ -83,11 +87,12 @@ class Drafting:
             given.top_k_proof, given.top_rho_proof, given.top_float_proof,
         )  # fmt: skip
 
-    def grower(self, depth: int, number: int) -> Grower:
+    def grower(self, plan: Plan, depth: int, number: int) -> Grower:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
-        if self.shape is Shape.BUDGET:
-            return BudgetTree(self.plan(number).nodes, depth, self.eos_token_ids)
-        expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
+        shape = self.shape_of(plan)
+        if shape is Shape.BUDGET:
+            return BudgetTree(plan.nodes, depth, self.eos_token_ids)
+        expansion = self.expansion[:depth] if shape is Shape.EXPANSION else (1,) * depth
         generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 
@@ -128,8 +133,6 @@ class ModelDraft:
     go on: its context is full, or it lacks a token.
     """
 
-    autonomous_rounds = 0
-
     def __init__(
         self, drafting: Drafting, number: int, prefix: list[int], sequence: Sequence, able: bool = True
     ) -> None:
@@ -142,12 +145,18 @@ class ModelDraft:
         self.plan = drafting.plan(number)
         # One token of the round is always the target's own.
         self.depth = max(0, min(self.plan.length, drafting.settings.max_tokens - len(prefix) - 1))
-        self._grower = drafting.grower(self.depth, number)
+        self._shape = drafting.shape_of(self.plan)
+        self._grower = drafting.grower(self.plan, self.depth, number)
         # What tokens were drawn from (``Method.draw_from``), level by level: at the root and at the fed nodes.
         self._levels: list[torch.Tensor] = []
         self._grown: GrownTree | None = None  # set last: others may look for it at any time
         if self._grower.complete or not able:
             self._grown = self._grower.grown()
+
+    @property
+    def autonomous_rounds(self) -> int:
+        """See ``RoundDraft``: nothing was drafted because the target is to decode alone."""
+        return 0 if self.plan.strategy.drafts else self.drafting.settings.max_tokens - len(self.prefix)
 
     @property
     def complete(self) -> bool:
@@ -239,7 +248,7 @@ class ModelDraft:
         rows, kept = self.drafting.method.draw_from(logits, [position] * len(logits), self.context)
         self._levels.append(rows)
         self.kept += kept
-        if self.drafting.shape is Shape.BUDGET:
+        if self._shape is Shape.BUDGET:
             rows = torch.softmax(rows, dim=-1)
         self._grower.take(rows)
         if self._grower.complete:
@@ -262,9 +271,12 @@ class ModelDraft:
 
     def can_follow(self, accepted: int, next_token: int) -> bool:
         """Whether there is anything to draft after an outcome."""
+        drafting = self.drafting
         if not (self.able and 0 <= accepted <= len(self.tree) and next_token < self.vocab_size):
             return False
-        gained, drafting = self.tokens_of(accepted, next_token), self.drafting
+        if not drafting.plan(self.number + 1).strategy.drafts:
+            return False
+        gained = self.tokens_of(accepted, next_token)
         ended = drafting.eos_token_ids.intersection(gained)
         return not ended and len(self.prefix) + len(gained) < drafting.settings.max_tokens - 1
 
@@ -289,7 +301,7 @@ class ModelDraft:
     @property
     def _is_sequence(self) -> bool:
         """Whether the shape has no branches: plain passes, without a mask, take less time then."""
-        return self.drafting.shape is Shape.SEQUENCE
+        return self._shape is Shape.SEQUENCE
 
     def _step(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> DraftStep:
         if not self._is_sequence:
@@ -309,12 +321,16 @@ class DraftModel(Proposer):
         self._settings = settings
         self._tuner = tuner
         self._next: ModelDraft | None = None
+        self._alone = NoDraft(settings)
 
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
-        """Read the prompt with the draft model."""
+        """Read the prompt with the draft model, unless the target is to decode alone."""
+        self.origin, self._next = Origin(), None
         if self._tuner is not None:
             self._tuner.begin_reply()
-        self.origin = Origin()
+            if not self._tuner.plan(request.number, 1).strategy.drafts:
+                self._alone.begin(request, eos_token_ids)
+                return
         drafting = Drafting(self._settings, eos_token_ids, request.number, self._tuner)
         sequence = self.model.prefill(request.image, request.instruction, request.history)
         self._next = self._first(drafting, sequence)
@@ -322,9 +338,10 @@ class DraftModel(Proposer):
     def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
         return ModelDraft(drafting, 1, [], sequence)
 
-    def propose(self, tokens: list[int]) -> ModelDraft:
+    def propose(self, tokens: list[int]) -> RoundDraft:
         """Draft what is not there yet of the next round."""
-        assert self._next is not None
+        if self._next is None:
+            return self._alone.propose(tokens)
         self._next.finish()
         return self._next
 
@@ -336,7 +353,8 @@ class DraftModel(Proposer):
 
     def update(self, draft: RoundDraft, result: Result) -> None:
         """Go on after the round's result."""
-        assert isinstance(draft, ModelDraft)
+        if not isinstance(draft, ModelDraft):
+            return
         self._next = draft.next_draft(result.accepted, result.next_token, fork=False)
 
     def reset(self) -> None:

@@ -31,6 +31,11 @@ class Mean:
         self._sum = self._memory * self._sum + value
         self._weight = self._memory * self._weight + 1.0
 
+    @property
+    def known(self) -> bool:
+        """Whether there was a value."""
+        return self._weight > 0.0
+
     def value_or(self, otherwise: float) -> float:
         """The average, or ``otherwise`` before the first value."""
         return self._sum / self._weight if self._weight else otherwise

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.proposer import Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.recorder import Recorder
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.tuner import Tuner
 
 
 class GrowingReply:

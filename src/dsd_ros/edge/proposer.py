@@ -16,16 +16,21 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import Progress
+from dsd_ros.edge.strategies import ALONE, IN_TURN, Strategy
 from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import Outcome
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one round's draft: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels."""
+    """What one round drafts: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels.
+
+    ``strategy`` says what is drafted ahead while the round is verified.
+    """
 
     length: int
     nodes: int = 0  # 0: a sequence
+    strategy: Strategy = IN_TURN
 
     @property
     def size(self) -> int:
@@ -128,7 +133,7 @@ class NoTokens:
     q: tuple[torch.Tensor, ...] = ()
     kept: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     vocab_size: int = 0
-    plan: Plan = Plan(0)
+    plan: Plan = Plan(0, strategy=ALONE)
     seconds: float = 0.0
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:

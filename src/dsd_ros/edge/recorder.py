@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.proposer import Origin, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, RoundRecord, SpeculativeDecoding, resources
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ class ReplyClient:
         self._recovered: list[int] = []
         self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
         self._in_flight = False
+        self._alone = False  # whether the target was asked to decode alone to the reply's end
         self._rounds = 0
         self.send_began = self.sent_at = self.received_at = 0.0
         self.early: list[tuple[Outcome, float]] = []
@@ -54,7 +55,7 @@ class ReplyClient:
     def begin(self, request: ReplyRequest) -> None:
         """Send the observation of a reply."""
         self._request = request
-        self._rounds, self._recovered = 0, []
+        self._rounds, self._recovered, self._alone = 0, [], False
         self._ahead.clear()
         self._link.begin_reply()
         self._link.post(self._observation())
@@ -70,7 +71,8 @@ class ReplyClient:
         self.send_began = time.perf_counter()
         self._recovered = list(recovered)
         self._in_flight = self._ahead.get(draft.number) is draft
-        if not self._in_flight and (draft.number == 1 or not draft.autonomous_rounds):
+        if not (self._in_flight or (self._alone and draft.autonomous_rounds)):
+            self._alone = draft.autonomous_rounds > 0
             self._link.post(self._message(draft, self._recovered))
         self.sent_at = time.perf_counter()
 

@@ -12,10 +12,9 @@ import numpy as np
 from dsd_ros.decoding.methods import method_of
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
-from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
+from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import TargetChanged, VerifierClient
-from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
@@ -23,7 +22,9 @@ from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
+from dsd_ros.edge.strategies import strategies_of
 from dsd_ros.edge.translation import Translating, Translation, check_translatable
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -73,7 +74,8 @@ class EdgeSession:
         self._tuner: Tuner | None = None
         if settings.needs_draft and draft_model is not None:
             self._draft_model = cast("VisionLanguageModel", draft_model)
-            self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
+            translates = vocabulary is not None and _translates(draft_model, vocabulary)
+            self._tuner = tuner or tuner_for(settings, draft_model.vocab_size, translates)
             if self._tuner is not None:
                 self._tuner.begin_session()
         if vocabulary is not None and _translates(draft_model, vocabulary):
@@ -204,6 +206,8 @@ class EdgeSession:
     @property
     def _wants_exits(self) -> bool:
         settings = self.settings
+        if settings.adapts:
+            return any(strategy.exits for strategy in strategies_of(settings, self._translation is not None))
         return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
 
     def _make_proposer(self) -> Proposer:
@@ -245,14 +249,20 @@ def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary:
     return vocabulary is not None and vocabulary.tokenizer_fingerprint != own
 
 
-def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:
-    """What chooses a session's draft lengths, up to what a message holds; None if its settings fix them."""
+def tuner_for(settings: DecodeSettings, vocab_size: int, translates: bool = False) -> Tuner | None:
+    """What chooses a session's strategies and draft lengths, up to what a message holds; None if its settings fix them.
+
+    ``translates``: the draft model has another tokenizer than the target.
+    """
     if not settings.tunes:
         return None
     longest = MAX_DRAFT_LENGTH
     if settings.proven_by is Proof.FULL and not settings.sampling.greedy:
         longest = min(longest, MAX_EVIDENCE_BYTES // (4 * vocab_size))
-    return Tuner(settings.shaped_by is Shape.BUDGET, settings.predrafts, longest)
+    shortest = 1
+    if settings.draft_length != AUTO_LENGTH:
+        shortest = longest = min(longest, settings.draft_length)
+    return Tuner(strategies_of(settings, translates), longest, shortest)
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:

@@ -16,8 +16,8 @@ from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import GrownTree
-from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import Drafting, DraftModel, ModelDraft
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -34,6 +34,8 @@ def check_translatable(settings: DecodeSettings) -> None:
     Probabilities over one vocabulary prove nothing about tokens of another. A tree would need a text for each branch,
     and drafting ahead one for each outcome.
     """
+    if settings.adapts:
+        return  # it chooses what can be translated, or the target alone
     sequence = settings.shaped_by is Shape.SEQUENCE
     if not (settings.sampling.greedy and sequence) or settings.predrafts:
         raise ValueError(

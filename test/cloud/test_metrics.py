@@ -91,7 +91,7 @@ def test_the_counts_are_those_of_the_robots_session(served):
             ("dsd", {}),
             ("dsd", {"temperature": 1.0, "seed": 3}),
             ("dssd", {"temperature": 1.0, "seed": 4}),
-            ("best", {"draft_length": 4}),
+            ("auto", {"draft_length": 4}),
         ):
             settings = DecodeSettings(mode=mode, max_tokens=20, **changes)
             with EdgeSession(channel, draft, settings) as session:

@@ -17,7 +17,7 @@ def test_every_preset_can_be_had_by_name():
 
 
 def test_an_unknown_mode_is_refused_naming_the_known():
-    with pytest.raises(ModeError, match="unknown mode 'fast'; known modes are ar, dsd"):
+    with pytest.raises(ModeError, match="unknown mode 'fast'; known modes are auto, ar, dsd"):
         DecodeSettings(mode="fast")
 
 
@@ -107,9 +107,9 @@ def test_a_mode_has_its_shape_unless_another_is_asked_for():
 
 
 def test_a_draft_is_as_deep_as_its_shape_says():
-    assert DecodeSettings(draft_length=7).depth == 7
-    assert DecodeSettings(draft_length=7, shape="budget").depth == 7
-    chosen = DecodeSettings(draft_length=7, shape="expansion", tree_expansion=" 3, 2")
+    assert DecodeSettings(mode="dsd", draft_length=7).depth == 7
+    assert DecodeSettings(mode="dsd", draft_length=7, shape="budget").depth == 7
+    chosen = DecodeSettings(mode="dsd", draft_length=7, shape="expansion", tree_expansion=" 3, 2")
     assert chosen.depth == 2 and chosen.expansion == (3, 2)
 
 
@@ -118,11 +118,11 @@ def test_a_length_is_the_presets_or_chosen_as_it_goes_unless_given():
         chosen = DecodeSettings(mode=name)
         assert chosen.draft_length == preset.draft_length
         assert chosen.tunes == (not preset.draft_length)
-        assert not DecodeSettings(mode=name, draft_length=3).tunes
-    chosen = DecodeSettings(draft_length=0)
+        assert DecodeSettings(mode=name, draft_length=3).tunes == preset.adapts
+    chosen = DecodeSettings(mode="dsd", draft_length=0)
     assert chosen.tunes and chosen.depth == 64
     assert not DecodeSettings(draft_length=0, mode="ar").tunes
-    assert not DecodeSettings(draft_length=0, shape="expansion").tunes
+    assert not DecodeSettings(mode="dsd", draft_length=0, shape="expansion").tunes
 
 
 def test_a_tree_by_budget_needs_a_target_that_says_one_token():

@@ -39,7 +39,7 @@ every_case = pytest.mark.parametrize(("shape", "proof", "temperature"), CASES)
 
 def drafting(shape, proof=Proof.FULL, temperature=0.0, ends=(11,), **values) -> Drafting:
     common = {"draft_length": 4, "max_tokens": 60, "temperature": temperature, "seed": 3, "top_k_proof": 5}
-    chosen = DecodeSettings(**(common | {"proof": proof.value} | SHAPES[shape] | values))
+    chosen = DecodeSettings(**({"mode": "dsd"} | common | {"proof": proof.value} | SHAPES[shape] | values))
     return Drafting(chosen, frozenset(ends), 2)
 
 
@@ -168,5 +168,5 @@ def test_the_settings_of_a_decode_shape_its_drafts():
     assert found.method is truncated
     context = found.context(1, 0)
     assert (context.top_k, context.seed, context.reply) == (32, 4, 5)
-    found = Drafting(DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
+    found = Drafting(DecodeSettings(mode="dsd", shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
     assert (found.plan(1), found.shape_of(Plan(5, 9)), found.draws) == (Plan(5, 9, TREE), Shape.BUDGET, False)

@@ -69,7 +69,7 @@ def test_a_drafted_token_that_the_target_does_not_have_is_never_verified(engine,
     draft = TableModel(3, 14, ends=False)  # drafts ids of its padding
     draft.tokenizer_fingerprint = engine.model.tokenizer_fingerprint
     draft.table[..., 12] += 50.0
-    sentence = refused(engine, Outcome, DecodeSettings(shape=shape), draft, accepted=1)
+    sentence = refused(engine, Outcome, DecodeSettings(mode="dsd", shape=shape), draft, accepted=1)
     assert "token 12" in sentence and "12 tokens" in sentence
 
 

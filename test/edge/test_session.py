@@ -150,15 +150,15 @@ def test_ar_without_a_model_has_tokens_and_no_text(channel, target):
 
 def test_drafting_without_a_draft_model_is_refused(channel):
     with pytest.raises(ValueError, match="mode dsd needs a draft model"):
-        EdgeSession(channel, None, DecodeSettings())
+        EdgeSession(channel, None, DecodeSettings(mode="dsd"))
 
 
 def test_distributions_too_large_for_the_wire_are_refused(channel):
     huge = TableModel(1, padding=1_000_000)
-    chosen = DecodeSettings(temperature=1.0, draft_length=20)
+    chosen = DecodeSettings(mode="dsd", temperature=1.0, draft_length=20)
     with pytest.raises(ValueError, match="draft_length 20 is too long.*use 10 or less"):
         EdgeSession(channel, huge, chosen)
-    EdgeSession(channel, huge, DecodeSettings(draft_length=20))
+    EdgeSession(channel, huge, DecodeSettings(mode="dsd", draft_length=20))
     # Up go distributions of nodes with children, here 13; down those after two thirds of the nodes, 27.
     for mode, rows in (("mc-dsd", 13), ("dssd", 27)):
         chosen = DecodeSettings(mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3")
@@ -325,7 +325,7 @@ def test_greedy_rounds_carry_no_distributions(engine, draft):
 
     for temperature, size in ((0.0, 0), (1.0, 4 * draft.vocab_size)):
         sent.clear()
-        chosen = DecodeSettings(temperature=temperature, max_tokens=12)
+        chosen = DecodeSettings(mode="dsd", temperature=temperature, max_tokens=12)
         with Watched(engine) as channel, EdgeSession(channel, draft, chosen) as session:
             session.decode(IMAGE, "go")
         drafts = [m for m in sent if isinstance(m, Draft)]

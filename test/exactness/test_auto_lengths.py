@@ -86,7 +86,7 @@ def test_sampled_tokens_are_the_targets(values, kind):
 
 
 def test_what_was_learned_can_be_handed_to_the_next_session():
-    chosen = DecodeSettings(draft_length=0, max_tokens=50)
+    chosen = DecodeSettings(mode="dsd", draft_length=0, max_tokens=50)
     tuner = tuner_for(chosen, DRAFT.vocab_size)
     lengths = []
     with VerifierEngine(TARGET) as engine:
@@ -96,12 +96,12 @@ def test_what_was_learned_can_be_handed_to_the_next_session():
             lengths.append([record.length for record in records])
     assert lengths[0][0] == 4
     assert tuner.way.times.known > len(lengths[0])
-    assert tuner_for(DecodeSettings(), DRAFT.vocab_size) is None
+    assert tuner_for(DecodeSettings(mode="dsd"), DRAFT.vocab_size) is None
     assert tuner_for(DecodeSettings(draft_length=0, mode="mc-dsd"), DRAFT.vocab_size) is None
 
 
 def test_no_longer_drafts_are_chosen_than_a_message_holds():
-    chosen = DecodeSettings(draft_length=0, temperature=1.0)
+    chosen = DecodeSettings(mode="dsd", draft_length=0, temperature=1.0)
     tuner = tuner_for(chosen, 1 << 20)
     assert tuner.way.longest == 10
     assert tuner.choice == Plan(4)

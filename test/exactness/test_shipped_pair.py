@@ -15,6 +15,7 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 MODELS = Path(__file__).parents[2] / "models"
+TREES = {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 0}
 
 
 def replies(engine, draft, scenes, **values) -> list[list[int]]:
@@ -32,10 +33,11 @@ def test_every_mode_says_what_the_shipped_target_says():
         assert replies(engine, draft, scenes, mode="dsd", draft_length=6) == alone
         for values in ({}, {"predraft_source": "exits"}, {"pipeline_depth": 3, "predraft_batch": 6}):
             assert replies(engine, draft, scenes, mode="fsd", **values) == alone, values
-        for values in ({"mode": "mc-dsd"}, {"mode": "best"}, {"mode": "best", "tree_budget": 16, "draft_length": 8}):
+        for values in ({"mode": "mc-dsd"}, {"mode": "auto"}, TREES, TREES | {"tree_budget": 16, "draft_length": 8}):
             assert replies(engine, draft, scenes, **values) == alone, values
         noisy = replies(engine, draft, scenes, mode="ar", proof="coupled", temperature=1.0)
-        assert replies(engine, draft, scenes, mode="best", temperature=1.0) == noisy != alone
+        assert replies(engine, draft, scenes, temperature=1.0, **TREES) == noisy != alone
+        assert replies(engine, draft, scenes, mode="auto", temperature=1.0) == noisy
         sampled = replies(engine, draft, scenes, mode="dsd", temperature=1.0)
         assert sampled != alone
         assert replies(engine, draft, scenes, mode="fsd", temperature=1.0) == sampled

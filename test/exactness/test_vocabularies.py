@@ -65,7 +65,7 @@ def foreign(tmp_path_factory):
 
 
 def decode(channel, draft, vocabulary, scenes, **values):
-    settings = DecodeSettings(**({"max_tokens": 400} | values))
+    settings = DecodeSettings(**({"mode": "dsd", "max_tokens": 400} | values))
     with EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session:
         return [session.decode(image, text) for image, text in scenes]
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_translated_is_refused(target, target_directory, foreign,
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
         for draft in foreign:
             with pytest.raises(ValueError, match="mode dsd, temperature 0 and shape sequence"):
-                EdgeSession(channel, draft, DecodeSettings(**values), vocabulary=vocabulary)
+                EdgeSession(channel, draft, DecodeSettings(**({"mode": "dsd"} | values)), vocabulary=vocabulary)
 
 
 def test_refusals_name_the_remedy(target, foreign):

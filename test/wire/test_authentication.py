@@ -35,7 +35,7 @@ TARGET, DRAFT = TableModel(1, ends=False), TableModel(1, ends=False, noise=0.5)
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 EVERYTHING = [
     {"mode": "ar"}, {"mode": "dsd"}, {"mode": "fsd", "predraft_source": "guesses"},
-    {"mode": "dssd", "temperature": 1.0, "seed": 3}, {"mode": "tslt", "temperature": 1.0}, {"mode": "best"},
+    {"mode": "dssd", "temperature": 1.0, "seed": 3}, {"mode": "tslt", "temperature": 1.0}, {"mode": "auto"},
 ]  # fmt: skip
 
 

@@ -74,9 +74,12 @@ PRESETS: dict[str, Mode] = {
 }  # fmt: skip
 
 
+RENAMED = {"best": "auto"}  # bags and files of earlier versions
+
+
 def mode(name: str) -> Mode:
     """The preset with this name; ModeError if there is none."""
     try:
-        return PRESETS[name]
+        return PRESETS[RENAMED.get(name, name)]
     except KeyError:
         raise ModeError(f"unknown mode {name!r}; known modes are {', '.join(PRESETS)}") from None

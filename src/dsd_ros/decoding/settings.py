@@ -86,7 +86,7 @@ class DecodeSettings:
     Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of range.
     """
 
-    mode: str = option("dsd", "decoding mode", choices=tuple(PRESETS))
+    mode: str = option("auto", "decoding mode", choices=tuple(PRESETS))
     proof: str = option(
         "preset", "what lets the cloud verify a sampled draft; preset: as the mode says", choices=PROOFS
     )
@@ -135,7 +135,7 @@ class DecodeSettings:
     min_exit_confidence: float = option(0.0, "early outcomes with less confidence are not sent", 0.0, 1.0)
 
     def __post_init__(self) -> None:
-        mode(self.mode)
+        object.__setattr__(self, "mode", mode(self.mode).name)
         check_options(self, SettingsError)
         if self.draft_length == PRESET_LENGTH:
             object.__setattr__(self, "draft_length", self.preset.draft_length)

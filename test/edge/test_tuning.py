@@ -13,7 +13,7 @@ from dsd_ros.edge.draft_length import accepted_by_tree
 from dsd_ros.edge.estimates import LineFit
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
-from dsd_ros.edge.strategies import AHEAD, IN_TURN, TREE
+from dsd_ros.edge.strategies import AHEAD, ALONE, IN_TURN, TREE, Strategy
 from dsd_ros.edge.tuner import Tuner
 
 
@@ -274,3 +274,84 @@ def test_noise_is_not_taken_for_a_slope_nor_a_jump_of_the_level() -> None:
         line.add(0.1 if number < 40 else 0.9, 44 if number < 40 else 404)
     assert line.at(40) == pytest.approx(0.9)
     assert line.at(4000) == pytest.approx(0.9)
+
+
+# --------------------------------------------------------------------------------------------- strategies
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What rounds take with a draft of so many seconds a token, by strategy; ``slower``: drafting ahead slows all."""
+
+    draft: float
+    target: float
+    delay: float
+    alpha: float = 0.85
+    slower: float = 1.0
+
+    def setting(self, strategy: Strategy) -> Setting:
+        by = self.slower if strategy.ahead else 1.0
+        hit = 0.9 if strategy.ahead else 0.0
+        return Setting(self.alpha, by * self.draft, by * self.target, self.delay, hit=hit)
+
+    def record(self, plan: Plan, chance: np.random.Generator) -> RoundRecord:
+        if plan.strategy.drafts:
+            return self.setting(plan.strategy).record(plan.length, chance)
+        return RoundRecord(0, 0, 0.0, self.target, self.target, 30, 30)
+
+    def rate(self, strategy: Strategy, length: int = 0) -> float:
+        if not strategy.drafts:
+            return 1 / self.target
+        setting = self.setting(strategy)
+        return setting.tokens_per_second(length) if length else setting.best()
+
+
+MACHINES = {
+    ALONE: Machine(draft=0.05, target=0.02, delay=0.001, alpha=0.3),
+    IN_TURN: Machine(draft=0.001, target=0.004, delay=0.0005, slower=2.0),
+    AHEAD: Machine(draft=0.07, target=0.6, delay=0.12),
+}
+
+
+def alternate(tuner: Tuner, machine: Machine, rounds: int, chance: np.random.Generator, replies: int = 0) -> float:
+    """The share of the best strategy's tokens a second that is reached in so many rounds, eight a reply."""
+    tokens = seconds = 0.0
+    for number in range(rounds):
+        reply, place = replies + number // 8, number % 8 + 1
+        if place == 1:
+            tuner.begin_reply()
+        plan = tuner.plan(reply, place)
+        tuner.learn(plan, machine.record(plan, chance))
+        if plan.strategy.drafts:
+            spent = machine.setting(plan.strategy).seconds(plan.length)
+            seconds, tokens = seconds + spent, tokens + spent * machine.rate(plan.strategy, plan.length)
+        else:
+            seconds, tokens = seconds + machine.target, tokens + 1
+    return tokens / seconds / max(map(machine.rate, MACHINES))
+
+
+@pytest.mark.parametrize("best", MACHINES, ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_strategy_is_found_and_kept(best: Strategy, seed: int) -> None:
+    chance, tuner, machine = np.random.default_rng(seed), Tuner([IN_TURN, ALONE, AHEAD]), MACHINES[best]
+    assert max(MACHINES, key=machine.rate) is best
+    alternate(tuner, machine, 200, chance)
+    assert alternate(tuner, machine, 400, chance, replies=25) > 0.92
+    assert tuner.choice.strategy is best and tuner.explain().startswith(best.name)
+
+
+def test_another_strategy_is_found_when_the_link_changes() -> None:
+    chance, tuner = np.random.default_rng(0), Tuner([IN_TURN, ALONE, AHEAD])
+    replies = 0
+    for best in (IN_TURN, AHEAD, IN_TURN):
+        alternate(tuner, MACHINES[best], 160, chance, replies)
+        assert alternate(tuner, MACHINES[best], 160, chance, replies + 20) > 0.85, best.name
+        replies += 40
+
+
+def test_a_reply_that_the_target_decodes_alone_stays_so() -> None:
+    tuner = Tuner([IN_TURN, ALONE])
+    tuner._choice = tuner._ways[ALONE].choice
+    assert not tuner.plan(1, 1).strategy.drafts
+    tuner._choice = tuner._ways[IN_TURN].choice
+    assert not tuner.plan(1, 2).strategy.drafts and tuner.plan(2, 1).strategy.drafts

@@ -10,11 +10,11 @@ from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.strategies import strategy_of
-from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession, tuner_for
+from dsd_ros.edge.strategies import strategy_of
+from dsd_ros.edge.tuner import Tuner
 from dsd_ros.wire.channel import LocalChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)

@@ -25,6 +25,7 @@ from dsd_ros.edge.strategies import ALONE, Strategy
 _FIRST_LENGTH = 4
 _FIRST_NODES = 8
 _FIRST_RATE = 0.7  # acceptance rate before any token was verified
+_LONG_AGO = 16  # rounds
 _TREES_HOLD = 4  # rounds until expected trees are computed again, which takes a millisecond or two
 _FIRST_HIT = 0.9  # share of pre-drafts that fit, before any was made: what is hoped for is tried
 _NODE_COST = 0.0007  # share of a round that a tree's node costs other robots, which is not measured here
@@ -134,7 +135,8 @@ class Times:
     def __init__(self, link: LinkTimes | None = None, like: Times | None = None) -> None:
         self.like = like
         self.draft = LineFit()  # one level of a draft, by its nodes
-        self._ahead = LineFit()  # the same, while only drafts made ahead were measured
+        self._ahead = LineFit()  # the same, of drafts made ahead: used where others are missing, or long ago
+        self._hits = 0  # rounds since
         self.verify = LineFit()  # by the draft's tokens
         self.link = link or LinkTimes()
         self.fitted = Share()  # hit rate of pre-drafts
@@ -163,9 +165,11 @@ class Times:
         if not record.drafted:
             return
         breadth = record.drafted / levels
+        self._hits += 1
         if not record.source:
             self.draft.add(record.draft_seconds / levels, breadth)
-        elif not len(self.draft):
+            self._hits = 0
+        else:
             self._ahead.add(record.model_seconds / levels, breadth)
         self.link.bytes_up.add(record.bytes_up, record.drafted)
         (self.link.down_held if whole else self.link.down_rejected).add(record.bytes_down)
@@ -190,7 +194,7 @@ class Times:
 
     def level_seconds(self, breadth: Numbers) -> Numbers:
         """One level of ``breadth`` nodes in the draft model."""
-        known = self.draft if len(self.draft) else self._ahead
+        known = self.draft if len(self.draft) and self._hits < _LONG_AGO else self._ahead
         return known.at(breadth) if len(known) or self.like is None else self.like.level_seconds(breadth)
 
     def verify_seconds(self, size: Numbers) -> Numbers:
@@ -260,6 +264,10 @@ class Shapes:
         best = int(rates.argmax())
         if rates[best] > _BETTER * rates[self._candidates.index(self.choice)]:
             self.choice = self._candidates[best]
+
+    def forget(self) -> None:
+        """Forget what rounds took: that was with another link or other models."""
+        self.times = Times(self.times.link, self.times.like)
 
     def begin_trial(self) -> None:
         """Measure the rate afresh, from the best shape on, or from a small tree: what nodes cost must be seen first."""
@@ -352,6 +360,9 @@ class Alone:
 
     def settle(self) -> None:
         """There is one shape."""
+
+    def forget(self) -> None:
+        """Nothing is kept but the rate."""
 
     def begin_trial(self) -> None:
         """Measure the rate afresh."""

@@ -82,6 +82,7 @@ class Recorder:
             records=records,
             draft_length=self._mean_length(),
             worker_error=self.proposer.error,
+            choice=self.tuner.explain() if self.tuner is not None and self.settings.adapts else "",
             peak_memory=memory,
             threads=threads,
             speculative_decoding=speculated,
@@ -119,6 +120,7 @@ class Recorder:
             rejected=tuple(x for node, x in enumerate(tree.tokens) if node not in accepted),
             exit_layers=tuple(early.layer for early, _ in client.early),
             exit_seconds=tuple(seconds for _, seconds in client.early),
+            strategy=draft.plan.strategy.name,
         )
 
     def _mean_length(self) -> float:

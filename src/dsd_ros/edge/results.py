@@ -38,6 +38,7 @@ class RoundRecord:
     rejected: tuple[int, ...] = ()  # rejected tokens
     exit_layers: tuple[int, ...] = ()  # layers that early outcomes came from, in order of arrival
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
+    strategy: str = ""  # its name (edge.strategies)
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class DecodedReply:
     peak_memory: int = 0
     threads: int = 0
     speculative_decoding: SpeculativeDecoding | None = None  # None: nothing was to be drafted
+    choice: str = ""  # mode auto: what it has chosen by the end of the reply, and what it expects of the rest
     verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property
@@ -210,6 +212,7 @@ class DecodedReply:
                 f"{self.exits} early outcomes, {self.predrafts_used} pre-drafts used and "
                 f"{self.predrafts_wasted} wasted, T_r {_ms(self.sync_seconds)}"
             )
+        line += f"; {self.choice}" if self.choice else ""
         line += f", peak memory {self.peak_memory / 1e6:.0f} MB, {self.threads} threads"
         return line + (f"; {self.worker_error}" if self.worker_error else "")
 

@@ -25,6 +25,7 @@ _LOOK_AROUND = 4  # rounds; it takes a millisecond
 _TRIAL = 5  # rounds of a strategy that is tried
 _FIRST_PAUSE, _PAUSE_GROWS, _MOST_PAUSE = 8, 1.5, 256.0  # rounds before a trial of any strategy, after each failure
 _HOPELESS = 0.6  # a trial ends at once where it gives less of the tokens a second
+_DOUBT = 2.0  # how much faster models may be when nothing is drafted ahead
 _WORTH = 1.1  # a trial needs the promise of so many times the tokens a second
 _BETTER = 1.05  # a change of strategy needs so many times the tokens a second
 _PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 32, 4, 2048  # rounds until a strategy is tried again, after each failure
@@ -190,17 +191,24 @@ class Tuner:
         chosen = self._ways[choice.strategy]
         like = chosen.times if choice.strategy.drafts else None
         rate = chosen.rate()
-        best, most = None, _WORTH * rate
+        best, most = None, 0.0
         for strategy, record in self._records.items():
             if strategy is choice.strategy:
                 continue
-            if self._rounds < record.next_trial and not (record.figures and self._changed(record.figures)):
-                continue
             way = self._ways[strategy]
+            if record.figures and self._changed(record.figures):
+                way.forget()
+                record.patience, record.figures = 0, ()
+            elif self._rounds < record.next_trial:
+                continue
             if like is not None:
                 way.times.like = like
-            promised = way.promise()
-            if promised > most:
+            # Times borrowed from a strategy that drafts ahead may be those of busy processors.
+            doubt = choice.strategy.ahead and not strategy.ahead and not way.times.known
+            promised = way.promise() * (_DOUBT if doubt else 1.0)
+            if not choice.strategy.drafts and best is None:  # nothing tells what drafting would take by now
+                promised = max(promised, _DOUBT * rate)
+            if promised > max(most, _WORTH * rate):
                 best, most = strategy, promised
         if best is not None:
             self._ways[best].begin_trial()

@@ -34,8 +34,8 @@ DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|du
 # The first digits of the SHA-256 of each file without its comments: robots and bags use these definitions.
 IN_USE = {
     "AskStats.msg": "27768dbe5b2af194",
-    "DecodeStats.msg": "0b12186a05094019",
-    "Draft.msg": "a56cc4d24a8e89b4",
+    "DecodeStats.msg": "877091f030c919b4",
+    "Draft.msg": "54e489c935992256",
     "NavAction.msg": "c82c00f1133aee29",
     "Observation.msg": "5e2ac3c451c1623c",
     "Outcome.msg": "c7801cf5779514ac",

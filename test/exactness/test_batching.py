@@ -266,6 +266,55 @@ def test_trees_in_one_pass_have_the_logits_of_each_by_itself(target, picture):
                 np.testing.assert_allclose(mine, layers[layer], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("replies", [2, pytest.param(25, marks=pytest.mark.slow)])
+def test_replies_are_the_same_when_caches_are_dropped(target, draft, picture, replies):
+    """Room for about three of eight robots' caches: the others' are read again when their robots go on."""
+    pictures = [picture(number) for number in range(3)]
+    room = 3 * target.prefill(pictures[0], "go 1").cache_bytes / 1e9
+    found = []
+    for limit in (0.0, room, 1e-9):
+        with VerifierEngine(target, EngineSettings(kv_cache_gb=limit)) as engine:
+            together_found: list[list[list[int]]] = [[] for _ in range(ROBOTS)]
+
+            def robot(number: int, engine=engine, to=together_found) -> None:
+                to[number] = replies_of(engine, number, draft, pictures, replies, alone=False)
+
+            together([partial(robot, number) for number in range(ROBOTS)])
+            dropped = engine.metrics.registry.get_sample_value("dsd_verifier_kv_caches_dropped_total")
+            assert (dropped > 0) == (limit > 0)
+        found.append(together_found)
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_cache_that_was_unused_for_longest_is_dropped(caplog):
+    caplog.set_level("INFO")
+    with VerifierEngine(TableModel(1, ends=False), EngineSettings(kv_cache_gb=3.5e-6)) as engine:
+
+        def dropped() -> float | None:
+            return engine.metrics.registry.get_sample_value("dsd_verifier_kv_caches_dropped_total")
+
+        robots, outcomes = [Robot(engine) for _ in range(3)], []
+        for number, robot in enumerate(robots):  # a table's prompt takes 2 kB, so there is room for one cache
+            robot.open()
+            robot.observe()
+            robot.draft(1, 0, [1, 2, 3])
+            outcomes.append(robot.get())
+            until = time.monotonic() + 10
+            while dropped() != number and time.monotonic() < until:
+                time.sleep(0.001)
+        assert dropped() == 2 and caplog.text.count("KV cache dropped to make room") == 2
+        confirmed = outcomes[0].accepted + 1
+        robots[2].draft(2, confirmed, [1])
+        kept = robots[2].get()
+        robots[0].draft(2, confirmed, [1])
+        refusal = robots[0].get()
+        assert refusal.code == RefusalCode.NO_OBSERVATION and "dropped to make room" in refusal.sentence
+        robots[0].observe(verified=[*[1, 2, 3][: outcomes[0].accepted], outcomes[0].next_token], rounds=1)
+        robots[0].draft(2, confirmed, [1])
+        again = robots[0].get()
+        assert (again.accepted, again.next_token) == (kept.accepted, kept.next_token)
+
+
 @pytest.mark.parametrize("parts", [(), (1,), (5, 2)])
 @pytest.mark.parametrize("verified", [[], [5, 6]])
 def test_a_prompt_read_in_parts_and_in_company_has_the_logits_of_one_read_whole(target, picture, parts, verified):

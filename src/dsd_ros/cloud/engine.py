@@ -129,6 +129,10 @@ class VerifierEngine:
         """How many sessions are held whose robot's link is up, and whose is down."""
         return self._sessions.by_link()
 
+    def cache_bytes(self) -> int:
+        """Bytes of the sessions' KV caches."""
+        return self._sessions.cache_bytes()
+
     def held_tokens(self) -> dict[str, int]:
         """How many tokens sessions hold, by ``sessions.STATES``."""
         return self._sessions.tokens_by_state(self.model.eos_token_ids)
@@ -248,6 +252,18 @@ class VerifierEngine:
                 self._failed("a round")
         if rounds:
             self.metrics.passed(time.perf_counter() - began)
+        if self.settings.kv_cache_gb:
+            self._drop_caches()
+
+    def _drop_caches(self) -> None:
+        """Keep the sessions' KV caches within their limit."""
+
+        def busy(session: Session) -> bool:
+            return self._queue.waits(session.id, accounts_of(session.peer))
+
+        most = int(self.settings.kv_cache_gb * 1e9)
+        for session in self._sessions.drop_caches(most, self.model.eos_token_ids, busy):
+            self.metrics.dropped_cache(session)
 
     def _schedule(self, turns: list[_Turn]) -> list[Work]:
         """What the target has to do in one pass; everything else about the turns is done here."""
@@ -364,9 +380,10 @@ class VerifierEngine:
         return self._observe(session, message)
 
     def _observe(self, session: Session, message: Observation) -> PendingPrompt | None:
-        newest = session.lacks - 1 if session.reply is None else session.reply.number
-        if message.reply <= newest:
+        if message.reply <= session.newest:
             return None  # a duplicate, or older than the reply in progress
+        if message.reply == session.dropped[0] and message.rounds < session.dropped[1]:
+            return None  # a duplicate from before its cache was dropped
         session.reply = None  # gives back the memory of the reply before
         try:
             session.reply = open_reply(self.target, message, session.pictures)
@@ -413,7 +430,8 @@ class VerifierEngine:
         try:
             if reply is None or draft.reply > reply.number:
                 if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
-                    sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
+                    missing = "was dropped to make room" if draft.reply == session.dropped[0] else "has not arrived"
+                    sentence = f"the observation of reply {draft.reply} {missing}; send it before the draft"
                     raise RoundRefused(RefusalCode.NO_OBSERVATION, sentence)
             elif draft.reply < reply.number:
                 pass  # of a reply that is over

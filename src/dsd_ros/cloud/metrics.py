@@ -64,12 +64,14 @@ class Metrics:
         """The metrics that are read from the engine at each scrape."""
         sessions = self._gauge("sessions", "Sessions held, by whether the robot's link is up.", "link")
         limit = self._gauge("sessions_limit", "Sessions that may be held at once.")
+        caches = self._gauge("kv_cache_bytes", "Memory of the sessions' KV caches.")
         turns = self._gauge("queue_turns", "Observations and rounds that wait for their turn.")
         size = self._gauge("queue_bytes", "Bytes of pictures and distributions that wait.")
         figures: list[tuple[Gauge, Callable[[VerifierEngine], int]]] = [
             (sessions.labels("up"), lambda engine: engine.held_sessions()[0]),
             (sessions.labels("down"), lambda engine: engine.held_sessions()[1]),
             (limit, lambda engine: engine.settings.max_sessions),
+            (caches, lambda engine: engine.cache_bytes()),
             (turns, lambda engine: engine.queue()[0]),
             (size, lambda engine: engine.queue()[1]),
         ]
@@ -84,6 +86,8 @@ class Metrics:
         self._not_opened = self._counter("sessions_refused_total", "Requests for a session refused.")
         over = "Sessions refused because a limit is reached."
         self._over = self._counters("sessions_over_limit_total", over, "reason", SESSION_LIMITS)
+        dropped = "KV caches dropped because all together exceed kv_cache_gb."
+        self._caches_dropped = self._counter("kv_caches_dropped_total", dropped)
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
         self.connected = self._gauge("connections", "Robots' connections.").inc
         self.moved = self._counter("connections_moved_total", "Connections closed so that their robots move on.").inc
@@ -180,6 +184,11 @@ class Metrics:
         if session.robot:
             self._robot_sessions.labels(session.robot).dec()
         _log.info("session %s", reason, extra={"session": session.id} | _robot(session.robot))
+
+    def dropped_cache(self, session: Session) -> None:
+        """A session's KV cache was dropped to make room."""
+        self._caches_dropped.inc()
+        _log.info("KV cache dropped to make room", extra={"session": session.id, "reply": session.dropped[0]})
 
     def over_limit(self, limit: str, robot: str) -> None:
         """A session of ``robot``, "" without a name, was refused because one of SESSION_LIMITS is reached."""

@@ -47,6 +47,10 @@ class Prefix(Protocol):
     def unread(self) -> int:
         """How many tokens of the prompt the target has not read yet; 0 where the target reads it whole at once."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that this process holds; 0 where another does."""
+
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the reply by verified tokens; the next pass takes them along."""
 
@@ -112,6 +116,10 @@ class Session:
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
     robot: str = ""  # its name, where each robot has a token of its own
+    dropped: tuple[int, int] = (
+        -1,
+        0,
+    )  # the last reply whose cache was dropped; the rounds that its robot has for certain
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property
@@ -123,6 +131,22 @@ class Session:
     def proof(self) -> Proof:
         """The proof that the robot's drafts come with."""
         return Proof(self.request.proof) if self.request.proof else mode(self.request.mode).proof
+
+    @property
+    def newest(self) -> int:
+        """The newest reply that needs no observation (any more)."""
+        return self.reply.number if self.reply is not None else max(self.lacks, self.dropped[0]) - 1
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the reply's KV cache."""
+        reply = self.reply
+        return reply.sequence.cache_bytes if reply is not None and reply.sequence is not None else 0
+
+    def drop_cache(self) -> None:
+        """Forget the reply. Its robot sends the observation again if it goes on, and how far it was."""
+        if self.reply is not None:
+            self.dropped, self.reply = (self.reply.number, self.reply.received), None
 
     def send(self, message: Message) -> None:
         """Send to the peer that holds the session now; without one the message is dropped."""
@@ -174,8 +198,7 @@ class SessionTable:
             reply = session.reply
             if reply is None:
                 continue
-            last = reply.outcomes[-1] if reply.outcomes else None
-            ended = last is not None and not last.distribution and last.next_token in end_tokens
+            ended = _has_ended(session, end_tokens)
             held[LINK_DOWN if session.peer is None else IDLE if ended else DECODING] += reply.held
         return held
 
@@ -240,6 +263,28 @@ class SessionTable:
                         return
                     largest.pictures.popitem()
                 held += largest.pictures.currsize - before
+
+    def cache_bytes(self) -> int:
+        """Bytes of all sessions' KV caches."""
+        return sum(session.cache_bytes for session in list(self._sessions.values()))
+
+    def drop_caches(self, most: int, end_tokens: frozenset[int], busy: Callable[[Session], bool]) -> list[Session]:
+        """Drop KV caches until ``most`` bytes are left; the sessions that had them.
+
+        First those of replies that have ended, then those unused for longest, and the last one used never, nor any of
+        a ``busy`` session. For the thread that verifies.
+        """
+        sessions = [session for session in list(self._sessions.values()) if session.cache_bytes]
+        sessions.sort(key=lambda session: session.last_used)
+        held, dropped = sum(session.cache_bytes for session in sessions), []
+        for session in sorted(sessions[:-1], key=lambda session: not _has_ended(session, end_tokens)):
+            if held <= most:
+                break
+            if not busy(session):
+                held -= session.cache_bytes
+                session.drop_cache()
+                dropped.append(session)
+        return dropped
 
     def clear(self) -> None:
         """Forget all sessions."""
@@ -311,6 +356,12 @@ def full(settings: EngineSettings) -> str:
 
 def _account(peer: Hashable) -> str | None:
     return peer.account if isinstance(peer, RobotLink) else None
+
+
+def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:
+    """Whether the session's reply is over, as far as its verifier knows."""
+    last = session.reply.outcomes[-1] if session.reply is not None and session.reply.outcomes else None
+    return last is not None and not last.distribution and last.next_token in end_tokens
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

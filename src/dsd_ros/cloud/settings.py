@@ -46,6 +46,14 @@ class EngineSettings:
     )
     max_batch: int = option(32, "robots whose rounds are verified in one pass, at most", 1, 4096)
     max_batch_tokens: int = option(2048, "tokens of one pass at most, those of prompts included", 1, 1 << 20)
+    kv_cache_gb: float = option(
+        0.0,
+        "memory for the sessions' KV caches, GB; beyond it the caches that were unused for longest are dropped, and "
+        "read again when their robots go on; 0: no limit",
+        0.0,
+        100_000.0,
+        allowed="0 (no limit) to 100000 GB",
+    )
     exit_share: float = option(
         0.25, "fraction of a CPU's pass that early exits may take; 0: no exits", 0.0, 1.0, allowed="0 (no exits) to 1"
     )

@@ -275,7 +275,8 @@ class VerifierClient(Connection):
                 return
             raise _SendAgain(refusal.sentence, at_once=True, whole=True)
         if refusal.code == RefusalCode.NO_OBSERVATION:
-            raise _SendAgain(refusal.sentence, whole=True)
+            # After round 1 nothing is on its way: the verifier has dropped it to make room.
+            raise _SendAgain(refusal.sentence, at_once=number > 1, whole=True)
         if refusal.code == RefusalCode.OVERLOADED:
             raise _SendAgain(refusal.sentence)
         raise VerifierRefused(refusal.sentence, refusal.code)

@@ -24,6 +24,11 @@ class KeyValueCache:
         self._data = torch.empty((layers, 2, 1, heads, 0, head_size), dtype=dtype, device=device)
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that are reserved."""
+        return self._data.nbytes
+
     def reserve(self, length: int) -> None:
         """Make room for ``length`` positions, keeping what is there."""
         if length > self._capacity:

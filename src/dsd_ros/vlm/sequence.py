@@ -169,6 +169,11 @@ class Sequence:
         """How many tokens of the prompt no pass has fed yet."""
         return 0 if self._prompt is None else self.prompt_length - self._cache.length
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of memory that the KV cache takes."""
+        return self._cache.nbytes
+
     def read(self, count: int | None = None) -> None:
         """Feed the next ``count`` tokens of the prompt, all of them by default, in a pass of its own."""
         if self._prompt is not None:

@@ -189,6 +189,12 @@ class TurnQueue(Generic[T]):
         path, kind, _ = self._running[place]
         self._running[place] = path, kind, weight
 
+    def waits(self, owner: Hashable, of: Path = ()) -> bool:
+        """Whether turns of this owner wait."""
+        with self._changed:
+            account = self._accounts.get((*of, owner))
+            return account is not None and account.waiting > 0
+
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
         with self._changed:

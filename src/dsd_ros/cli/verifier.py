@@ -3,21 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dsd_ros.cli.arguments import arguments, flag, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE
-from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
+from dsd_ros.cloud.settings import BackendSettings, DocumentSettings, VerifierSettings
 from dsd_ros.dragon.settings import ServiceSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import documents_directory
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
 
+if TYPE_CHECKING:
+    from dsd_ros.cloud.target import Target
+    from dsd_ros.vlm.model import VisionLanguageModel
+
 
 @arguments
 class VerifierArguments:
     serving: VerifierSettings = part(VerifierSettings)
+    backend: BackendSettings = part(BackendSettings)
     documents: DocumentSettings = part(DocumentSettings)
     answers: ServiceSettings = part(ServiceSettings)
     log: LogSettings = part(LogSettings)
@@ -35,19 +43,36 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
     quick_import("torch")
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
-    from dsd_ros.vlm.loading import load_model
 
     model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
     with logging_to_stderr(args.log):
         folder = documents_directory(args.documents.documents, "cloud")
         if folder is None:
-            run_verifier(VerifierEngine(load_model(model), args.serving), args.serving)
+            with _target(model, args.backend) as target:
+                run_verifier(VerifierEngine(target, args.serving), args.serving)
             return EXIT_DONE
         from dsd_ros.dragon.server import Documents
 
         reader = replace(model, path=model_path(args.documents.text_model, "reader"))
         documents = Documents.load(folder, reader)
-        target = load_model(model)
-        engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)
-        run_verifier(engine, args.serving)
+        with _target(model, args.backend) as target:
+            engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)
+            run_verifier(engine, args.serving)
     return EXIT_DONE
+
+
+@contextmanager
+def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[Target | VisionLanguageModel]:
+    """The target, in this process or in an engine."""
+    from dsd_ros.vlm.loading import load_front, load_model
+
+    if backend.backend == "local":
+        yield load_model(model)
+        return
+    from dsd_ros.cloud.vllm.engine import VllmEngine
+    from dsd_ros.cloud.vllm.target import EngineTarget
+
+    front = load_front(model)
+    client = VllmEngine(front, backend, model.dtype)
+    with closing(EngineTarget(front, client, backend.engine_timeout_s)) as target:
+        yield target

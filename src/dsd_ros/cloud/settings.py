@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from dataclasses import dataclass
 
 from dsd_ros.addresses import check_host, check_verifier_address
@@ -60,6 +61,51 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         check_options(self, VerifierSettingsError)
+
+
+BACKENDS = ("local", "vllm", "vllm-http")
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """What runs the target."""
+
+    backend: str = option(
+        BACKENDS[0],
+        "what runs the target: local, this process; vllm, vLLM's engine in this environment; vllm-http, a vLLM server",
+        choices=BACKENDS,
+    )
+    engine_url: str = option("", "address of the vLLM server, http://HOST:PORT (backend vllm-http)")
+    engine_timeout_s: float = option(
+        60.0, "a vLLM that gives no answer for this long is lost, and the verifier exits, s", 0.1, 3600.0,
+        allowed="0.1 to 3600 seconds",
+    )  # fmt: skip
+    tensor_parallel: int = option(1, "GPUs that share a copy of the model (backend vllm)", 1, 1024)
+    data_parallel: int = option(1, "copies of the model (backend vllm)", 1, 1024)
+    engine_args: str = option(
+        "", 'further arguments of vLLM\'s engine, a JSON object such as {"gpu_memory_utilization": 0.8} (backend vllm)'
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self, VerifierSettingsError)
+        remote, inside = self.backend == "vllm-http", self.backend == "vllm"
+        if bool(self.engine_url) != remote:
+            raise VerifierSettingsError(
+                "backend vllm-http needs engine_url, the address of a vLLM server"
+                if remote
+                else f"engine_url is for backend vllm-http, and the backend is {self.backend}"
+            )
+        for name in ("engine_args", "tensor_parallel", "data_parallel"):
+            if not inside and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise VerifierSettingsError(f"{name} is for backend vllm, and the backend is {self.backend}")
+        try:
+            given = json.loads(self.engine_args or "{}")
+        except ValueError as error:
+            raise VerifierSettingsError(f"engine_args is no JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise VerifierSettingsError(
+                'engine_args is JSON but no object; write {"NAME": VALUE}, names as of vLLM\'s engine arguments'
+            )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ a sample of p. The draft's argmax(log q + G) with the same G equals it with a pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,7 @@ Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the counter's stride in SplitMix64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # the multipliers of its finalizer
 _HALVES = 2.0**-52
 _LN_2 = 0.6931471805599453
 _SQRT_HALF = 0.7071067811865476
@@ -34,15 +36,24 @@ def gumbel(seed: int, reply: int, position: int, size: int) -> Floats:
     only operations that IEEE 754 rounds exactly. The noise of an id does not depend on ``size``, so the models may
     pad their vocabularies differently.
     """
-    key = 0
-    for part in (seed, reply, position):
-        key = _mixed(key ^ _mixed(part + _STEP))
+    key = _key(seed, reply, position)
     counters = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(key)
     bits = _scrambled(counters) >> np.uint64(12)
     uniform = (bits.astype(np.float64) + 0.5) * _HALVES  # never 0 or 1
     noise = -_log(-_log(uniform))
     noise.setflags(write=False)
     return noise
+
+
+def gumbel_rows(names: Sequence[tuple[int, int, int]], size: int, device: torch.device | str) -> torch.Tensor:
+    """``gumbel`` of each (seed, reply, position), (len(names), size) float64 on a device: the same bits."""
+    keys = torch.tensor([_signed(_key(*name)) for name in names], dtype=torch.int64, device=device)[:, None]
+    x = torch.arange(1, size + 1, dtype=torch.int64, device=device) * _signed(_STEP) + keys
+    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
+    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
+    x = x ^ _shifted(x, 31)
+    uniform = (_shifted(x, 12).double() + 0.5) * _HALVES
+    return -_torch_log(-_torch_log(uniform))
 
 
 def scores(probabilities: torch.Tensor, noise: Floats) -> Floats:
@@ -67,18 +78,35 @@ def choose(probabilities: torch.Tensor, noise: Floats) -> int:
     return best
 
 
+def _key(seed: int, reply: int, position: int) -> int:
+    key = 0
+    for part in (seed, reply, position):
+        key = _mixed(key ^ _mixed(part + _STEP))
+    return key
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as a uint64."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """The bits of int64 shifted to the right, filled with zeros."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
 def _mixed(value: int) -> int:
     """SplitMix64's finalizer of one number (Steele, Lea and Flood 2014)."""
     value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)
 
 
 def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """``_mixed`` of uint64 numbers, which overflow as it requires."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
     return values ^ (values >> np.uint64(31))
 
 
@@ -97,3 +125,17 @@ def _log(values: Floats) -> Floats:
     for term in range(_TERMS - 2, -1, -1):
         series = series * square + 1.0 / (2 * term + 1)
     return exponent * _LN_2 + 2.0 * ratio * series
+
+
+def _torch_log(values: torch.Tensor) -> torch.Tensor:
+    """``_log`` in torch's operations."""
+    mantissa, exponent = torch.frexp(values)
+    small = mantissa < _SQRT_HALF
+    mantissa = torch.where(small, 2.0 * mantissa, mantissa)
+    power = exponent.double() - small.double()
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    square = ratio * ratio
+    series = torch.full_like(ratio, 1.0 / (2 * _TERMS - 1))
+    for term in range(_TERMS - 2, -1, -1):
+        series = series * square + 1.0 / (2 * term + 1)
+    return power * _LN_2 + 2.0 * ratio * series

@@ -28,6 +28,7 @@ from dsd_ros.startup import quick_import
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
+from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
 from dsd_ros.vlm.settings import ModelSettings
@@ -58,6 +59,40 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     if settings.threads:
         torch.set_num_threads(settings.threads)
     return model
+
+
+def load_front(settings: ModelSettings) -> ModelFront:
+    """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if anything is wrong.
+
+    Raises for a GGUF file, which engines read differently.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    directory = resolve_directory(settings.path)
+    _check_files(directory)
+    kind = _model_type(directory)
+    text_only = kind != "qwen2_vl"
+    tokenizer, tokenizer_hash = _load_tokenizer(directory)
+    markers = _markers(tokenizer) if text_only else ()
+    try:
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        stated = (directory / "generation_config.json").exists()
+        generation = GenerationConfig.from_pretrained(str(directory), local_files_only=True) if stated else None
+    except Exception as error:
+        raise ModelError(f"the configuration in {directory} cannot be read: {_first_line(error)}") from error
+    _check_fit(directory, config, tokenizer)
+    return ModelFront(
+        directory,
+        kind,
+        config,
+        tokenizer,
+        PromptTemplate.from_directory(directory, text_only=text_only, markers=markers),
+        None if text_only else ImageProcessor(directory),
+        name=directory.resolve().name if user_path(settings.path).is_dir() else settings.path,
+        eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
+        fingerprint=model_fingerprint(directory),
+        tokenizer_fingerprint=tokenizer_hash,
+    )
 
 
 def _check_files(directory: Path) -> None:
@@ -156,7 +191,7 @@ def _model(
     settings: ModelSettings,
 ) -> VisionLanguageModel:
     """The checked model, moved or quantized as the settings say; ``fingerprints`` of model and tokenizer."""
-    _check_fit(path, backbone, tokenizer)
+    _check_fit(path, backbone.hf.config, tokenizer)
     if settings.quantization == "int8":
         _quantize_int8(backbone)
     elif settings.quantization == "none":
@@ -166,7 +201,7 @@ def _model(
         tokenizer,
         template,
         name=name,
-        eos_token_ids=_eos_token_ids(path, backbone, tokenizer),
+        eos_token_ids=_eos_token_ids(path, backbone.hf.config, backbone.hf.generation_config, tokenizer),
         fingerprint=fingerprints[0],
         tokenizer_fingerprint=fingerprints[1],
     )
@@ -296,15 +331,15 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": settings.device}}
 
 
-def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
+def _check_fit(directory: Path, config: Any, tokenizer: Any) -> None:
     """Refuse files that do not belong together; they would run and answer nonsense."""
-    text, tokens = backbone.config, tokenizer.get_vocab_size(with_added_tokens=True)
+    text, tokens = config.get_text_config(), tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > text.vocab_size:
         raise ModelError(
             f"{directory}: the tokenizer has {tokens} tokens and the model {text.vocab_size} rows; "
             "the two do not belong together"
         )
-    image = getattr(backbone.hf.config, "image_token_id", None)  # text models have none
+    image = getattr(config, "image_token_id", None)  # text models have none
     if image is not None and tokenizer.token_to_id(IMAGE_PLACEHOLDER) != image:
         raise ModelError(
             f"{directory}: the tokenizer's {IMAGE_PLACEHOLDER} is not config.json's image token; "
@@ -318,12 +353,11 @@ def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
         raise ModelError(f"{directory}: rope type {rope!r} depends on the length; use a static one")
 
 
-def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> frozenset[int]:
+def _eos_token_ids(directory: Path, config: Any, generation: Any, tokenizer: Any) -> frozenset[int]:
     """The tokens that end a reply: those of generation_config.json and ``<|im_end|>``."""
-    generation = backbone.hf.generation_config
     configured = None if generation is None else generation.eos_token_id
     if configured is None:
-        configured = backbone.config.eos_token_id
+        configured = config.get_text_config().eos_token_id
     ids = set(configured) if isinstance(configured, (list, tuple)) else {configured}
     ids.add(tokenizer.token_to_id("<|im_end|>"))
     size = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -17,7 +17,8 @@ import torch
 
 from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
-from dsd_ros.vlm.errors import ContextError, ImageError
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.front import check_pictures, check_prompt_length
 from dsd_ros.vlm.prompts import PromptTemplate
 from dsd_ros.vlm.sequence import Feed, LayerHook, PromptPart, Sequence, TreeLayout
 
@@ -114,21 +115,13 @@ class VisionLanguageModel:
         self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
     ) -> Sequence:
         """``prefill`` up to the decoder layers: the pictures' features are known, and the prompt is unread."""
-        if history and not self.reads_pictures:
-            raise ImageError(f"{self.name} reads text alone; ask it without earlier pictures")
-        if history and image is None:
-            raise ImageError("earlier pictures are given without a present one; give one, or no history")
+        check_pictures(self.name, self.reads_pictures, image, history)
         pictures = [self._backbone.look(earlier, reuse=True) for earlier, _ in history]
         past = [(seen.tokens, action) for seen, (_, action) in zip(pictures, history, strict=True)]
         if image is not None:
             pictures.append(self._backbone.look(image, reuse=bool(history)))
         ids = self.prompt_tokens(instruction, pictures[-1].tokens if pictures else 0, past)
-        if len(ids) >= self.max_length:
-            remedy = "a shorter instruction or a smaller image" if not past else "fewer of them"
-            raise ContextError(
-                f"the prompt takes {len(ids)} tokens{f' with {len(past)} earlier pictures' * bool(past)} "
-                f"and {self.name} holds {self.max_length}; use {remedy}"
-            )
+        check_prompt_length(self.name, self.max_length, len(ids), len(past))
         prompt = self._backbone.read(torch.tensor([ids], device=self._device), pictures)
         cache = self._new_cache()
         # Room for a reply too, so that short replies never move the cache.

@@ -577,3 +577,23 @@ def test_a_stranger_holds_navigation_and_zero_is_repeated_while_he_is_there():
     assert world.step().motion == Motion(-0.2)  # the operator can still drive out of it
     world.supervisor.on_strangers("", world.now)
     assert Cause.FOREIGN_PUBLISHER not in {cause for cause, _ in world.step().causes}
+
+
+def test_nodes_are_awaited_until_they_were_well_once():
+    supervisor, now = Supervisor(), 10.0
+    every = {"draft_node", "navigation_node"}
+    assert every <= supervisor.decide(now).awaited
+    for node in supervisor.decide(now).awaited:
+        supervisor.on_heartbeat(node, now)  # alive, and not well yet
+        supervisor.on_report(node, "starting")
+    decision = supervisor.decide(now)
+    assert Cause.LINK_LOST in dict(decision.causes) and decision.stopped
+    assert not decision.lost and every <= decision.awaited
+    now += 2.0  # loading the model
+    decision = supervisor.decide(now)
+    assert Cause.NODE_SILENT in dict(decision.causes) and decision.stopped and not decision.lost
+    for node in decision.awaited:
+        supervisor.on_report(node, "")
+    assert supervisor.decide(now).awaited == frozenset()
+    supervisor.on_report("draft_node", "link lost")
+    assert supervisor.decide(now).lost >= {"draft_node"} and supervisor.decide(now).awaited == frozenset()

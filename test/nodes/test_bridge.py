@@ -137,6 +137,7 @@ def test_a_link_that_is_taken_and_ended_at_once_is_no_link(rig):
     assert bridge.process.poll() is None
     assert not any("linked to" in line for line in rig.lines), rig.lines
     assert sum("WARN" in line for line in rig.lines) <= 3, rig.lines
+    assert not any("WARN" in line and "no link yet" in line for line in rig.lines), rig.lines
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from rcl_interfaces.msg import ParameterType
 from rcl_interfaces.srv import DescribeParameters, ListParameters
 from ros_rig import GoalClient, OdometryRig
 
+from dsd_msgs.msg import SafetyState
 from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.safety import Cause
+from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.settings import NODES, specs
 
@@ -140,3 +143,21 @@ def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tm
         assert item.read_only == (change == "start"), item.name
         said = {"live": "Takes effect at once.", "configure": "at the next configure.", "start": "the node starts."}
         assert item.additional_constraints.endswith(said[change]), item.name
+
+
+def test_an_ordinary_start_has_no_warning(rig, tiny_pair):
+    """All nodes of a robot at once: the robot holds until they are there, and the log is calm."""
+    states: list[SafetyState] = []
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", states.append, qos.LATCHED)
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    rig.until_active("verifier_node")
+    for name in ("supervisor_node", "simulator_node", "navigation_node"):
+        rig.start(name)
+    draft = rig.start("draft_node", model__path=tiny_pair[1])
+    rig.until(lambda: states and Cause.NODE_SILENT in states[-1].causes, what="the supervisor holding the robot")
+    rig.until_active()
+    rig.until(lambda: states[-1].causes == [Cause.NO_ACTION] or not states[-1].causes, what="the robot being ready")
+    loud = [line for line in rig.lines if "[WARN]" in line or "[ERROR]" in line]
+    assert not loud
+    draft.process.kill()
+    rig.until(lambda: any("[WARN]" in line and "draft_node" in line for line in rig.lines), what="a warning")

@@ -67,7 +67,7 @@ class Relay:
         self._outbox: queue.Queue[Message | None] = queue.Queue(_OUTBOX)
         self._relayed = 0
         self._topics = VerifierTopics(node, self._on_message)
-        self._report(health.WARN, f"no link yet: dialling {settings.url}")
+        self._report(health.WARN, f"no link yet: dialling {settings.url}", calm=True)
         self._topics.start()
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=f"bridge {work.__name__}", daemon=True)
@@ -84,9 +84,9 @@ class Relay:
         for thread in self._threads:
             thread.join(timeout=0.3)
 
-    def _report(self, *what: object, news: bool = False) -> None:
+    def _report(self, *what: object, **how: bool) -> None:
         if not self._stop.is_set():
-            self._report_health(*what, news=news)
+            self._report_health(*what, **how)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run a thread; if it fails, end the process so that it is started again."""

@@ -38,6 +38,7 @@ SUCCESS, FAILURE, ERROR = (
     TransitionCallbackReturn.FAILURE,
     TransitionCallbackReturn.ERROR,
 )
+_START_S = 60.0  # what an autostart waits for within this time, such as a verifier, is information
 _GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized"))
 
 
@@ -70,6 +71,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         self._closing = threading.Event()
         self._active = False
         self._by_hand = False
+        self._calm_until = time.monotonic() + _START_S
         self._health = health.Health(self, hardware, heartbeat)
         self._rcl_change_state = self._service_change_state.callback
         self._service_change_state.callback = self._on_change_state
@@ -156,7 +158,8 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         sentence = self._attempt(self.begin)
         if sentence is not None:
-            return self._not_done(sentence, health.WARN)
+            starting = not self._by_hand and time.monotonic() < self._calm_until
+            return self._not_done(sentence, health.WARN, calm=starting)
         self._active = True
         try:
             self.check_overrides(complete=True)
@@ -233,9 +236,9 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
             return sentence
         return None
 
-    def _not_done(self, sentence: str, level: bytes) -> TransitionCallbackReturn:
+    def _not_done(self, sentence: str, level: bytes, calm: bool = False) -> TransitionCallbackReturn:
         self.reason = sentence
-        self._health.report(level, sentence)
+        self._health.report(level, sentence, calm=calm)
         return FAILURE
 
     def _stand(self, reason: str, message: str) -> None:

@@ -34,7 +34,7 @@ DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|du
 # The first digits of the SHA-256 of each file without its comments: robots and bags use these definitions.
 IN_USE = {
     "AskStats.msg": "27768dbe5b2af194",
-    "DecodeStats.msg": "877091f030c919b4",
+    "DecodeStats.msg": "883e8cd73a22a69c",
     "Draft.msg": "54e489c935992256",
     "NavAction.msg": "c82c00f1133aee29",
     "Observation.msg": "5e2ac3c451c1623c",
@@ -52,6 +52,7 @@ IN_USE = {
     "SessionClose.msg": "2f304ba3dbdfa225",
     "SessionReply.msg": "206e21c43c922dc6",
     "SessionRequest.msg": "d56b2d398c5f2c82",
+    "SpeculativeDecoding.msg": "ec53234be65f14f8",
     "Verdict.msg": "ab5bbf5dd45d527f",
     "Ask.srv": "6dd0a8dbaf878366",
     "CheckArrival.srv": "f94a7eb30bea9512",

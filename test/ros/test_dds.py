@@ -183,6 +183,12 @@ def test_the_decode_service(rig, tiny_pair, models):
         assert answer.stats.mode == "dsd" and answer.stats.transport == "dds"
         assert sum(answer.stats.accepted) + answer.stats.rounds >= answer.stats.tokens
         assert answer.stats.tau == pytest.approx(answer.stats.tokens / answer.stats.rounds)
+        drafts = answer.stats.speculative_decoding
+        drafted = list(drafts.per_step_drafted)
+        assert drafts.num_spec_steps == len(drafted) == sum(drafts.acceptance_histogram) > 0
+        assert drafts.num_draft_tokens == sum(drafted)
+        assert drafts.num_accepted_draft_tokens == sum(drafts.per_step_accepted) == sum(answer.stats.accepted)
+        assert drafts.mean_acceptance_length == 1 + drafts.num_accepted_draft_tokens / drafts.num_spec_steps
     rig.until(lambda: len(nodes.stats) == 5)
     rig.until(lambda: nodes.progress and nodes.progress[-1].done)
     assert nodes.progress[-1].text == expected

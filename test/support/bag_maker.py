@@ -190,6 +190,18 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
                 last_round=rounds,
                 done=done,
             )
+        drafts = maker.make(
+            "dsd_msgs/msg/SpeculativeDecoding",
+            mean_acceptance_length=3.0,
+            draft_acceptance_rate=1.0,
+            acceptance_histogram=np.array([0, 0, 1], np.uint16),
+            num_spec_steps=1,
+            num_accepted_draft_tokens=2,
+            num_draft_tokens=2,
+            num_spec_tokens=2,
+            per_step_accepted=np.array([2], np.uint16),
+            per_step_drafted=np.array([2], np.uint16),
+        )
         put(
             "dsd/decode_stats",
             "dsd_msgs/msg/DecodeStats",
@@ -199,6 +211,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
             rounds=1,
             tokens=3,
             tau=3.0,
+            speculative_decoding=drafts,
         )
         put(
             "dsd/nav_action",

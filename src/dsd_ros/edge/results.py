@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ class SpeculativeDecoding:
         most = max([most, *(d for d, _ in steps)])
         if not most:
             return None
+        counts = Counter(a for _, a in steps)
         total, held = sum(d for d, _ in steps), sum(a for _, a in steps)
         return cls(
             mean_acceptance_length=1.0 + held / len(steps) if steps else 1.0,
             draft_acceptance_rate=held / total if total else 0.0,
-            acceptance_histogram=[sum(a == count for _, a in steps) for count in range(most + 1)],
+            acceptance_histogram=[counts[count] for count in range(most + 1)],
             num_spec_steps=len(steps),
             num_accepted_draft_tokens=held,
             num_draft_tokens=total,
@@ -223,6 +226,8 @@ _FIGURES = [name for name, value in vars(DecodedReply).items() if isinstance(val
 def resources(device: torch.device | None) -> tuple[int, int]:
     """Peak memory in bytes (of ``device`` if it is a GPU, else of this process), and live threads."""
     if device is not None and device.type == "cuda":
+        import torch  # here: bags are read without it
+
         return torch.cuda.max_memory_allocated(device), threading.active_count()
     return _peak_of_process(), threading.active_count()
 

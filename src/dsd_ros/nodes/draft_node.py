@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -305,6 +306,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             observation_age=to_duration(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
         )
         copy_figures(reply, stats, _COPIED_FROM_REPLY)
+        if reply.speculative_decoding is not None:
+            for name, value in asdict(reply.speculative_decoding).items():
+                setattr(stats.speculative_decoding, name, value)
         stats.header.stamp = now.to_msg()
         stats.header.frame_id = image.header.frame_id
         return stats

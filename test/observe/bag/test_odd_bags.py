@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import struct
 import tracemalloc
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from mcap.writer import CompressionType, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from dsd_ros.cli.main import main
+from dsd_ros.edge.results import SpeculativeDecoding
 from dsd_ros.observe.bag.reader import open_bag, repair
 from dsd_ros.observe.bag.replay_tokens import _path
+from dsd_ros.observe.bag.report import summary
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.observe.bag.storage import BagError
 from dsd_ros.observe.bag.writer import BagWriter, RecordError
@@ -243,6 +246,7 @@ def test_a_bag_with_the_units_of_earlier_versions_is_read(tmp_path):
     writer.close()
     (step,) = read_run(open_bag(tmp_path / "bag")).steps
     assert step.executed == "turn left 30 degrees"
+    assert step.stats["speculative_decoding"] is None
     new = make_bag(tmp_path / "new")
     assert read_run(new).steps[0].stats.keys() >= step.stats.keys()
     assert (step.stats["seconds"], step.stats["draft_seconds"], step.stats["link_delay_seconds"]) == (0.5, 0.25, 0.125)
@@ -467,3 +471,14 @@ def test_what_odd_bags_hold_is_replayed_and_compared(ros_domain, tmp_path, capsy
     told = capsys.readouterr()
     assert "3 replies replayed" in told.out and "3 of them differ" in told.out
     assert "does not define all its message types" in told.err and "left out: 1 on /notes (json)" in told.err
+
+
+def test_a_bag_says_how_its_drafts_did_under_vllms_names(tmp_path):
+    run = read_run(make_bag(tmp_path / "bag"))
+    own = SpeculativeDecoding.of([2], [2], 2)
+    assert own is not None and [step.stats["speculative_decoding"] for step in run.steps] == [asdict(own)] * 2
+    whole = summary(run)["speculative_decoding"]
+    assert whole == {
+        "mean_acceptance_length": 3.0, "draft_acceptance_rate": 1.0, "acceptance_histogram": [0, 0, 2],
+        "num_spec_steps": 2, "num_accepted_draft_tokens": 4, "num_draft_tokens": 4, "num_spec_tokens": 2,
+    }  # fmt: skip

@@ -7,9 +7,11 @@ import csv
 import io
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from dsd_ros.edge.results import SpeculativeDecoding
 from dsd_ros.observe.bag.run import Run
 
 ROUND_COLUMNS = (
@@ -40,6 +42,7 @@ def summary(run: Run) -> dict[str, Any]:
         "tokens": tokens,
         "rounds": rounds,
         "tau": round(tokens / rounds, 3) if rounds else 0.0,
+        "speculative_decoding": _drafts_of(stats),
         "miss_rate": round(missed / len(drafts), 4) if drafts and predrafts else None,
         "reply_seconds": round(_mean(s["seconds"] for s in stats), 4),
         "seconds_per_action": round(_mean(_gaps(run)), 3),
@@ -57,6 +60,17 @@ def summary(run: Run) -> dict[str, Any]:
         "versions": run.versions,
         "topics": dict(sorted(run.bag.counts.items())),
     }  # fmt: skip
+
+
+def _drafts_of(stats: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How the drafts of all replies did, without a list by steps; None where the bag does not say."""
+    drafts = [found for s in stats if (found := s.get("speculative_decoding"))]
+    drafted, accepted = ([n for d in drafts for n in d[f"per_step_{name}"]] for name in ("drafted", "accepted"))
+    # A damaged bag's lists may differ in length.
+    steps = list(zip(drafted, accepted, strict=False))
+    most = max((len(d["acceptance_histogram"]) - 1 for d in drafts), default=0)
+    total = SpeculativeDecoding.of([d for d, _ in steps], [a for _, a in steps], most)
+    return {k: v for k, v in asdict(total).items() if not k.startswith("per_step")} if total is not None else None
 
 
 def summary_lines(run: Run) -> list[str]:

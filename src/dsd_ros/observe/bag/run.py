@@ -253,6 +253,8 @@ class _Reading:
         for number, (message, at) in enumerate(self._stats, 1):
             stamp = stamp_of(message.observation_stamp)
             stats = plain(message)
+            drafts = getattr(message, "speculative_decoding", None)  # older bags have none
+            stats["speculative_decoding"] = plain(drafts) if drafts is not None and drafts.num_spec_tokens else None
             texts, rounds = self._texts.get(stamp, []), self._rounds.get(stamp, [])
             text = texts.pop(0) if texts else ""
             mine: dict[int, dict[str, Any]] = {}

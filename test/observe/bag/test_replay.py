@@ -164,7 +164,7 @@ def test_differences_are_reported_by_step(tmp_path):
     ],
 )
 def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, parameters, wishes, sentence):
-    bag = make_bag(tmp_path / "bag", parameters)
+    bag = make_bag(tmp_path / "bag", {"decode.mode": "dsd"} | parameters)
     if not sentence:
         task = prepare(bag, read_run(bag), wishes)
         assert task.shareable == (parameters["decode.temperature"] == 0.0)

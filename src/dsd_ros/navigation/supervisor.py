@@ -52,8 +52,8 @@ class SafetyDecision:
 
     ``stopped``: the command of ``source`` is held at zero. ``causes``: why navigation may not move the robot, most
     severe first, each with a sentence; those in ``waived`` do not hold the action under way. ``speaking``: send
-    ``motion``; otherwise there has been no command for a while, and the driver's own time-out applies. ``lost``: nodes
-    that are silent or in trouble and were well before. ``awaited``: nodes that have not been well since the start.
+    ``motion``; otherwise there has been no command for a while, and the driver's own time-out applies. ``awaited``:
+    nodes that have not been well since the start.
     """
 
     motion: Motion
@@ -62,7 +62,6 @@ class SafetyDecision:
     causes: tuple[tuple[Cause, str], ...]
     speaking: bool
     waived: tuple[Cause, ...] = ()
-    lost: frozenset[str] = frozenset()
     awaited: frozenset[str] = frozenset()
 
 
@@ -283,7 +282,6 @@ class Supervisor:
             causes=tuple(sorted(causes.items(), key=lambda item: SEVERITY[item[0]])),
             speaking=now - self._spoken < _LAST_WORDS_S,
             waived=waived,
-            lost=frozenset(self._troubled(now) - self._awaited),
             awaited=frozenset(self._awaited),
         )
 
@@ -332,11 +330,6 @@ class Supervisor:
                 f"Navigation fell silent while it moved the robot, for more than {times.command_s:.2f} s."
             )
         return found
-
-    def _troubled(self, now: float) -> set[str]:
-        """The nodes that are silent or report trouble."""
-        silent = {name for name, seen in self._heartbeats.items() if not seen.fresh(now, self._timeouts.heartbeat_s)}
-        return silent | {name for reports in (self._link, self._robot) for name, said in reports.items() if said}
 
     def _look_ahead(self, found: dict[Cause, str], now: float) -> None:
         """Add causes of the sensor ahead. An obstacle stops only a drive ahead, so the robot can turn away from it."""

@@ -302,8 +302,7 @@ class SupervisorNode(RunnableNode):
             level, sentences = health.WARN, " ".join(self._misfits)[:500]
         if not causes and not decision.awaited:
             self._starting_until = -math.inf  # everything has been there once
-        starting = time.monotonic() < self._starting_until and not decision.lost
-        calm = starting and _AWAITED.issuperset(causes) and not self._misfits
+        calm = time.monotonic() < self._starting_until and _AWAITED.issuperset(causes) and not self._misfits
         if causes and causes != self._logged and level == self._health.level and not calm:
             # Health.report logs a change of level itself.
             self.get_logger().warning(sentences, throttle_duration_sec=1.0)

@@ -174,7 +174,7 @@ class DecodeRig:
 
 def test_the_decode_service(rig, tiny_pair, models):
     target, _ = models
-    nodes = DecodeRig(rig, tiny_pair, decode__max_tokens=LENGTH)
+    nodes = DecodeRig(rig, tiny_pair, decode__mode="dsd", decode__max_tokens=LENGTH)
     for seed in range(5):
         answer = nodes.camera.ask(picture(seed), INSTRUCTION)
         assert answer.success, answer.message

@@ -271,7 +271,6 @@ def test_a_bushy_tree_is_verified_as_far_as_its_leaves_allow():
         ({"engine_args": '{"no_such": 1}'}, "vLLM does not take these engine_args: .*no_such"),
         ({"engine_args": "{"}, "engine_args is no JSON"),
         ({"engine_args": "[]"}, "engine_args is JSON but no object"),
-        ({"engine_url": "http://a:1"}, "engine_url is for backend vllm-http"),
         ({"engine_timeout_s": 0.0}, "engine_timeout_s is 0.0; use 0.1 to 3600 seconds"),
     ],
 )
@@ -283,9 +282,8 @@ def test_backend_settings_that_cannot_be_used(serve, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"backend": "tgi"}, "backend is 'tgi'; use local, vllm or vllm-http"),
+        ({"backend": "tgi"}, "backend is 'tgi'; use local or vllm"),
         ({"backend": "local", "tensor_parallel": 2}, "tensor_parallel is for backend vllm, and the backend is local"),
-        ({"backend": "vllm-http"}, "backend vllm-http needs engine_url"),
     ],
 )
 def test_backends_that_do_not_exist_or_lack_something(given, sentence):

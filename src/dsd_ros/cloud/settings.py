@@ -63,7 +63,7 @@ class EngineSettings:
         check_options(self, VerifierSettingsError)
 
 
-BACKENDS = ("local", "vllm", "vllm-http")
+BACKENDS = ("local", "vllm")
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,9 @@ class BackendSettings:
 
     backend: str = option(
         BACKENDS[0],
-        "what runs the target: local, this process; vllm, vLLM's engine in this environment; vllm-http, a vLLM server",
+        "what runs the target: local, this process; vllm, vLLM's engine in this environment",
         choices=BACKENDS,
     )
-    engine_url: str = option("", "address of the vLLM server, http://HOST:PORT (backend vllm-http)")
     engine_timeout_s: float = option(
         60.0, "a vLLM that gives no answer for this long is lost, and the verifier exits, s", 0.1, 3600.0,
         allowed="0.1 to 3600 seconds",
@@ -88,15 +87,8 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         check_options(self, VerifierSettingsError)
-        remote, inside = self.backend == "vllm-http", self.backend == "vllm"
-        if bool(self.engine_url) != remote:
-            raise VerifierSettingsError(
-                "backend vllm-http needs engine_url, the address of a vLLM server"
-                if remote
-                else f"engine_url is for backend vllm-http, and the backend is {self.backend}"
-            )
         for name in ("engine_args", "tensor_parallel", "data_parallel"):
-            if not inside and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+            if self.backend != "vllm" and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise VerifierSettingsError(f"{name} is for backend vllm, and the backend is {self.backend}")
         try:
             given = json.loads(self.engine_args or "{}")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM as the target, in .venv-vllm: 306 replies of eight robots at once.
+
+`make test-engine` runs these. DSD_VLLM_VENV names another environment than .venv-vllm.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsd_lab.bench.scenes import held_out_scenes
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.websocket import WebsocketChannel
+
+ROOT = Path(__file__).resolve().parents[2]
+DSD = Path(os.environ.get("DSD_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "dsd"
+PATIENT = LinkSettings(response_timeout_s=60.0, attempts=5)
+ROBOTS, REPLIES = 8, 17  # for each of 18 settings: 306 in all
+SETTINGS = [DecodeSettings(mode=mode, temperature=t, seed=7) for mode in PRESETS for t in (0.0, 0.9)]
+
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(not DSD.exists(), reason="no .venv-vllm: make vllm-venv")]
+
+
+class Served:
+    """`dsd verifier --backend vllm` with the shipped target."""
+
+    def __init__(self, port: int = 0) -> None:
+        options = ["--engine-args", '{"enforce_eager": true, "block_size": 32}', "--engine-timeout-s", "30"]
+        command = [DSD, "verifier", "--backend", "vllm", "--port", str(port), "--model", ROOT / "models" / "target"]
+        environment = os.environ | {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listening on ws" in line, line
+        self.url = line.split()[-1]
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    one = Served()
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return [load_model(ModelSettings(str(ROOT / "models" / name), threads=1)) for name in ("draft", "target")]
+
+
+def test_every_reply_of_eight_robots_at_once_is_the_own_targets(served, pair):
+    draft, target = pair
+    scenes = held_out_scenes(REPLIES)
+    work: queue.SimpleQueue[DecodeSettings] = queue.SimpleQueue()
+    for settings in SETTINGS:
+        work.put(settings)
+    found: dict[DecodeSettings, list[list[int]]] = {}
+    failures: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            while True:
+                settings = work.get_nowait()
+                with WebsocketChannel(served.url) as channel, EdgeSession(channel, draft, settings, PATIENT) as session:
+                    found[settings] = [session.decode(scene.image, scene.instruction).tokens for scene in scenes]
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            failures.append(error)
+
+    robots = [threading.Thread(target=drive) for _ in range(ROBOTS)]
+    for robot in robots:
+        robot.start()
+    for robot in robots:
+        robot.join()
+    assert not failures
+    same = 0
+    with VerifierEngine(target) as engine:
+        for settings in SETTINGS:
+            with LocalChannel(engine) as channel, EdgeSession(channel, draft, settings, PATIENT) as session:
+                own = [session.decode(scene.image, scene.instruction).tokens for scene in scenes]
+            equal = sum(x == y for x, y in zip(own, found[settings], strict=True))
+            print(f"{settings.mode:8} temperature {settings.temperature}: {equal} of {REPLIES}")
+            same += equal
+    assert same == len(SETTINGS) * REPLIES

@@ -15,7 +15,7 @@ from dsd_ros.cli.terminal import Progress
 @arguments
 class PlanArguments:
     measured: Path = word(text="report of `dsd-lab bench fleet --json`", metavar="FILE")
-    robots: str = flag("10,100,1000,10000", "robots of each fleet", metavar="N,...")
+    robots: str = flag("10,100,1000", "robots of each fleet, 10000 at most", metavar="N,...")
     p95: str = flag(
         "", "seconds within which 95 of 100 replies must end (default: 1.5 and 2 times a robot's alone)",
         metavar="S,...",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real vLLM as the target, in .venv-vllm: 306 replies of eight robots at once.
+"""A real vLLM as the target, in .venv-vllm: 306 replies of eight robots at once, and an engine that is killed.
 
 `make test-engine` runs these. DSD_VLLM_VENV names another environment than .venv-vllm.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from dsd_ros.wire.websocket import WebsocketChannel
 ROOT = Path(__file__).resolve().parents[2]
 DSD = Path(os.environ.get("DSD_VLLM_VENV", ROOT / ".venv-vllm")) / "bin" / "dsd"
 PATIENT = LinkSettings(response_timeout_s=60.0, attempts=5)
+RESTARTS = LinkSettings(response_timeout_s=60.0, attempts=60)  # vLLM takes half a minute to start
 ROBOTS, REPLIES = 8, 17  # for each of 18 settings: 306 in all
 SETTINGS = [DecodeSettings(mode=mode, temperature=t, seed=7) for mode in PRESETS for t in (0.0, 0.9)]
 
@@ -50,6 +53,13 @@ class Served:
         line = self.process.stdout.readline()
         assert "listening on ws" in line, line
         self.url = line.split()[-1]
+
+    def engine(self) -> int:
+        """The process of vLLM's engine."""
+        listed = subprocess.run(
+            ["ps", "-o", "pid=,comm=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+        )
+        return next(int(line.split()[0]) for line in listed.stdout.splitlines() if "EngineCor" in line)
 
     def close(self) -> None:
         self.process.terminate()
@@ -104,3 +114,39 @@ def test_every_reply_of_eight_robots_at_once_is_the_own_targets(served, pair):
             print(f"{settings.mode:8} temperature {settings.temperature}: {equal} of {REPLIES}")
             same += equal
     assert same == len(SETTINGS) * REPLIES
+
+
+def test_a_reply_goes_on_after_its_engine_was_killed(pair):
+    draft, target = pair
+    scene = held_out_scenes(1)[0]
+    settings = DecodeSettings(mode="dsd", temperature=0.9, seed=3)
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, settings, RESTARTS) as session,
+    ):
+        _, own = [session.decode(scene.image, scene.instruction).tokens for _ in range(2)]
+    first = Served()
+    replaced: list[Served] = []
+
+    def replace() -> None:
+        os.kill(first.engine(), signal.SIGKILL)
+        assert first.process.wait(20) == 70
+        replaced.append(Served(int(first.url.rpartition(":")[2])))
+
+    killer = threading.Thread(target=replace)
+    with WebsocketChannel(first.url) as channel, EdgeSession(channel, draft, settings, RESTARTS) as session:
+        session.decode(scene.image, scene.instruction)
+        begun = time.monotonic()
+        seen: list[int] = []
+
+        def watch(*_: object) -> None:
+            seen.append(1)
+            if len(seen) == 2:
+                killer.start()
+                time.sleep(0.5)
+
+        found = session.decode(scene.image, scene.instruction, on_progress=watch)
+    killer.join()
+    replaced[0].close()
+    assert found.tokens == own and time.monotonic() - begun > 1.0

@@ -63,5 +63,11 @@ clean: ## remove caches and build products, keep .venv
 	rm -rf build install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src test tools launch -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv and .venv-vllm too
-	rm -rf .venv .venv-vllm src/*.egg-info src/dsd_lab/*.egg-info
+distclean: clean ## remove .venv, .venv-vllm and .venv-ray too
+	rm -rf .venv .venv-vllm .venv-ray src/*.egg-info src/dsd_lab/*.egg-info
+
+.PHONY: ray-venv
+ray-venv: setup ## make .venv-ray for deploy/ray_serve.py and its test (500 MB)
+	@test -x .venv-ray/bin/serve || { python3 -m venv .venv-ray && .venv-ray/bin/python -m pip install --quiet "ray[serve]==2.60.0"; }
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	  "$$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_dsd.pth"

@@ -77,6 +77,7 @@ class Workload:
 class _Turn:
     """What waits at a verifier: an observation, or a round whose ``done`` happens after its pass."""
 
+    robot: int
     since: float
     done: simpy.Event | None = None
     free: bool = False  # the prefill has told its outcome: it needs no pass
@@ -107,12 +108,12 @@ class _Verifier:
 
     def observe(self, robot: int) -> None:
         """An observation has arrived."""
-        self._put(robot, _Turn(self._env.now), "Observation", 1, "Draft")
+        self._put(robot, _Turn(robot, self._env.now), "Observation", 1, "Draft")
 
     def verify(self, robot: int, round: RecordedRound, free: bool) -> simpy.Event:
         """A round has arrived; the event of its outcome."""
         done = self._env.event()
-        self._put(robot, _Turn(self._env.now, done, free), "Draft" if round.asked else "alone", round.tokens + 1)
+        self._put(robot, _Turn(robot, self._env.now, done, free), "Draft" if round.asked else "alone", round.tokens + 1)
         return done
 
     def _put(self, robot: int, turn: _Turn, kind: str, weight: int, joins: str = "") -> None:
@@ -138,7 +139,7 @@ class _Verifier:
                 log.waits += [env.now - turn.since for turn in turns]
                 log.busy_s += seconds
                 if size:
-                    log.batches.append(size)
+                    log.batches.append(len({turn.robot for turn in turns}))  # a prompt and its own round count once
             if seconds:
                 yield env.timeout(seconds)
             for done in rounds:

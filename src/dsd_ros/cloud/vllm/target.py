@@ -70,6 +70,7 @@ class EnginePrefix:
     shown: bool = False  # the engine has had the pictures
 
     unread = 0  # ``prefill`` reads it whole
+    cache_bytes = 0  # of keys and values here
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.prompt.tokens)

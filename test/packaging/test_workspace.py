@@ -111,13 +111,14 @@ def modules(folder: str) -> set[str]:
 
 @pytest.mark.parametrize("folder", ["src/dsd_ros", "launch", "test"])
 def test_every_import_is_declared(folder: str) -> None:
-    """In package.xml what ROS and apt have; in requirements/lock.txt what pip installs."""
+    """In package.xml what ROS and apt have; in requirements/ what pip installs (vLLM: in an environment of its own)."""
     declared = dependencies(parse_package(str(ROOT)))
     if folder == "test":
         declared |= {
             path.name for path in (ROOT / "tools" / "msgs").iterdir()
         }  # what a stand-in for another stack needs
     lock = re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
+    lock += re.findall(r"^([\w.-]+)[=>]=", (ROOT / "requirements" / "vllm.txt").read_text(), re.MULTILINE)
     from_pip = {canonicalize_name(name) for name in lock if not name.startswith("ros-")}
     distributions = packages_distributions()
     for module in sorted(modules(folder)):

@@ -290,7 +290,8 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    common = {"temperature": 1.0, **_given(args.decoding)}  # greedy drafts need no proof
+    # Greedy drafts need no proof; formulas need drafts of one length.
+    common = {"mode": "dsd", "temperature": 1.0, **_given(args.decoding)}
     if args.model == "text":
         common = {"max_tokens": TEXT_TOKENS, **common}
     parsed = {

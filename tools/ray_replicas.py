@@ -53,6 +53,12 @@ def serves(process: psutil.Process) -> bool:
     return any(one.laddr.port in listening and one.raddr in ends for one in up)
 
 
+def both_serve() -> bool:
+    """Whether two replicas run and are ready: a robot whose replica dies would wait for one that still loads."""
+    states = serve.status().applications["default"].deployments["Verifier"].replica_states
+    return len(replicas()) == 2 and states == {"RUNNING": 2}
+
+
 def main(kills: int) -> int:
     torch.set_num_threads(1)
     os.environ |= {"RAY_raylet_start_wait_time_s": "120", "RAY_AUTH_MODE": "disabled"}  # a busy machine; loopback only
@@ -83,7 +89,7 @@ def main(kills: int) -> int:
                 return 1
             equal += reply.tokens == expected
             deadline = time.monotonic() + 120
-            while len(replicas()) < 2 and time.monotonic() < deadline:
+            while not both_serve() and time.monotonic() < deadline:
                 time.sleep(0.2)
     print(f"{equal} of {kills} replies equal, the slowest in {slowest:.2f} s")
     serve.shutdown()

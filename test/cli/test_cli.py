@@ -119,12 +119,18 @@ def test_a_draft_with_another_tokenizer_needs_the_targets(decode, models):
         assert (reply["tokens"], reply["text"]) == (alone["tokens"], alone["text"])
     for options, named in (
         (["--target-tokenizer", models], "tokenizer.json"),
-        (["--target-tokenizer", models / "target", "--temperature", "1"], "temperature 0"),
+        (["--target-tokenizer", models / "target", "--mode", "dsd", "--temperature", "1"], "temperature 0"),
         (["--target-tokenizer", models / "target", "--mode", "fsd"], "mode dsd"),
     ):
         code, out, err = decode(*stranger, *options)
         assert code == shared.EXIT_BAD_INPUT and out == ""
         assert named in err and err.count("\n") == 1
+    # Sampling, mode auto lets the target decode alone.
+    sampled = ("--json", "--proof", "coupled", "--temperature", "1", "--target-tokenizer", models / "target")
+    assert (
+        json.loads(decode(*stranger, *sampled)[1])["tokens"]
+        == json.loads(decode(*sampled, "--mode", "ar")[1])["tokens"]
+    )
 
 
 def test_a_verifier_elsewhere_gives_the_same_tokens(decode, models):

@@ -140,7 +140,7 @@ def test_sampled_tokens_of_a_mixed_batch_are_the_targets(samples):
         def robot(number: int) -> None:
             draft = TableModel(2, ends=False, period=LENGTH, noise=0.7, padding=4)
             values = {"temperature": 1.0, "draft_length": 2, "seed": number} | SAMPLED[number]
-            chosen = DecodeSettings(max_tokens=LENGTH * PER_REPLY, **values)
+            chosen = DecodeSettings(max_tokens=LENGTH * PER_REPLY, **({"mode": "dsd"} | values))
             with LocalChannel(engine) as channel, EdgeSession(channel, draft, chosen) as session:
                 counts = count(session, 8, samples)
             found[number] = p_value(counts, joint_distribution(target, PIXEL, INSTRUCTION, chosen.sampling, LENGTH))

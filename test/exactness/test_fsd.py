@@ -78,7 +78,7 @@ class Unhurried(LocalChannel):
 
 
 def decode(channel, draft, image, instruction, replies: int = 1, **values) -> list[DecodedReply]:
-    chosen = DecodeSettings(seed=3, **({"max_tokens": 14} | values))
+    chosen = DecodeSettings(seed=3, **({"mode": "dsd", "max_tokens": 14} | values))
     with EdgeSession(channel, draft, chosen, LinkSettings(response_timeout_s=10)) as session:
         channel.session = session
         return [session.decode(image, instruction) for _ in range(replies)]
@@ -327,7 +327,7 @@ PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
 
 
 def over(channel, replies: int = 2, model=DRAFT, **values) -> list[DecodedReply]:
-    chosen = DecodeSettings(temperature=1.0, seed=3, max_tokens=24, **values)
+    chosen = DecodeSettings(**({"mode": "dsd", "temperature": 1.0, "seed": 3, "max_tokens": 24} | values))
     with EdgeSession(channel, model, chosen, PATIENT) as session:
         return [session.decode(IMAGE, f"go {n}") for n in range(replies)]
 

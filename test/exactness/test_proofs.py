@@ -40,7 +40,7 @@ AHEAD = (
 
 
 def over(channel, replies: int = 2, model=DRAFT, link=None, **values) -> list[DecodedReply]:
-    chosen = DecodeSettings(**({"temperature": 1.0, "seed": 3, "max_tokens": 40} | values))
+    chosen = DecodeSettings(**({"mode": "dsd", "temperature": 1.0, "seed": 3, "max_tokens": 40} | values))
     with EdgeSession(channel, model, chosen, link) as session:
         return [session.decode(IMAGE, f"go {n}") for n in range(replies)]
 
@@ -105,7 +105,7 @@ def sampled(proof: str, samples: int, **values) -> float:
     draft = TableModel(2, ends=False, period=LENGTH, noise=0.7, padding=4)
     chosen = DecodeSettings(
         proof=proof, seed=7, max_tokens=LENGTH * PER_REPLY,
-        **({"temperature": 1.0, "draft_length": 2} | values),
+        **({"mode": "dsd", "temperature": 1.0, "draft_length": 2} | values),
     )  # fmt: skip
     with (
         VerifierEngine(target) as engine,

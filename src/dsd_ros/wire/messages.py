@@ -208,8 +208,8 @@ class Draft(Fields, frozen=True, tag=4):
     assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
     autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
-    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
     without_exits: bool = False  # no early outcomes for this round, though the session has exits
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Outcome(Fields, frozen=True, tag=5):

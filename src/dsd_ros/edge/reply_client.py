@@ -152,8 +152,7 @@ class ReplyClient:
         return self._pictures.observation(self.session, request.number, request.instruction, everything)
 
     def _message(self, draft: RoundDraft, recovered: list[int], ahead: bool = False) -> Draft:
-        tree, verifier = draft.tree, self._link.verifier
-        assert verifier is not None
+        tree = draft.tree
         return Draft(
             session=self.session,
             reply=draft.context.reply,
@@ -165,5 +164,4 @@ class ReplyClient:
             assumed=prefix_digest(draft.prefix) if ahead else b"",
             resampled=recovered,
             autonomous_rounds=draft.autonomous_rounds,
-            without_exits=bool(verifier.exit_layers) and not draft.plan.strategy.exits,
         )

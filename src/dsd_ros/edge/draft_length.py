@@ -275,6 +275,11 @@ class Shapes:
         if not (self.strategy.tree and not self.times.known):
             self.settle()
 
+    @property
+    def measured(self) -> bool:
+        """Whether rounds of this strategy were timed."""
+        return self._seconds_spent.known
+
     def rate(self) -> float:
         """Tokens a second, by the seconds that this strategy's rounds took and the tokens that they should gain."""
         seconds = self._seconds_spent.value_or(0.0)
@@ -367,6 +372,11 @@ class Alone:
     def begin_trial(self) -> None:
         """Measure the rate afresh."""
         self._round = Mean(0.95)
+
+    @property
+    def measured(self) -> bool:
+        """Whether rounds of this strategy were timed."""
+        return self._round.known
 
     def rate(self) -> float:
         """Tokens a second."""

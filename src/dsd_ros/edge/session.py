@@ -207,7 +207,7 @@ class EdgeSession:
     def _wants_exits(self) -> bool:
         settings = self.settings
         if settings.adapts:
-            return any(strategy.exits for strategy in strategies_of(settings, self._translation is not None))
+            return False
         return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
 
     def _make_proposer(self) -> Proposer:

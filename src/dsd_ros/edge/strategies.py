@@ -75,7 +75,10 @@ def strategy_of(settings: DecodeSettings) -> Strategy:
 
 
 def strategies_of(settings: DecodeSettings, translates: bool = False) -> tuple[Strategy, ...]:
-    """All strategies that the settings allow; ``translates``: the draft model has another tokenizer than the target."""
+    """All strategies that the settings allow; ``translates``: the draft model has another tokenizer than the target.
+
+    Mode ``auto`` uses no early exits: a session that asks for them has them in all its rounds.
+    """
     if not settings.adapts:
         return (strategy_of(settings),)
     if translates:  # probabilities over one vocabulary prove nothing about tokens of another
@@ -85,7 +88,5 @@ def strategies_of(settings: DecodeSettings, translates: bool = False) -> tuple[S
     sequences = () if settings.shape == Shape.BUDGET else (IN_TURN, AHEAD, BATCH, IN_FLIGHT)
     found = (*sequences, *trees, ALONE)
     if settings.splits:  # the cloud cannot name the token after a rejection
-        found = tuple(strategy for strategy in found if not strategy.exits and strategy.in_flight == 1)
-    if settings.exits is None:
-        found = tuple(strategy for strategy in found if not strategy.exits)
+        found = tuple(strategy for strategy in found if strategy.in_flight == 1)
     return found

@@ -136,15 +136,16 @@ class Tuner:
             (way.begin_reply if isinstance(way, Alone) else way.times.begin_reply)()
 
     def explain(self) -> str:
-        """What is chosen and why, in a sentence."""
+        """What is chosen, its tokens a second, and those of what was tried."""
         choice, way = self._choice, self.way
         what = choice.strategy.name
         if choice.nodes:
             what += f", trees of {choice.nodes} tokens"
         elif choice.strategy.drafts:
             what += f", {choice.length} tokens"
-        rates = ", ".join(f"{s.name} {self._ways[s].rate():.0f}" for s in self._ways if s is not choice.strategy)
-        return f"{what}: {way.rate():.0f} tokens/s expected" + (f"; {rates}" if rates else "")
+        tried = {s.name: w.rate() for s, w in self._ways.items() if w.measured and s is not choice.strategy}
+        said = [f"{way.rate():.0f} tokens/s" if way.measured else "not measured yet"]
+        return f"{what}: " + "; ".join(said + [f"{name} {rate:.0f}" for name, rate in tried.items()])
 
     # ------------------------------------------------------------------------------- the strategy
 
@@ -174,12 +175,11 @@ class Tuner:
 
     def _conclude(self, choice: Plan, trial: Strategy) -> Plan:
         """The choice after a trial."""
-        record, now, tried = self._records[trial], self._ways[choice.strategy].rate(), self._ways[trial].rate()
+        now, tried = self._ways[choice.strategy].rate(), self._ways[trial].rate()
         better = tried > _BETTER * now
         self._pause = float(_FIRST_PAUSE) if better else min(_MOST_PAUSE, self._pause * _PAUSE_GROWS)
         self._next_trial = self._rounds + int(self._pause)
-        lost = choice.strategy if better else trial
-        record = self._records[lost]
+        record = self._records[choice.strategy if better else trial]
         record.patience = min(_MOST_PATIENCE, max(_PATIENCE, record.patience * _PATIENCE_GROWS))
         record.next_trial = self._rounds + record.patience
         record.figures = self._figures()
@@ -189,7 +189,7 @@ class Tuner:
     def _worth_trying(self, choice: Plan) -> Strategy | None:
         """The strategy that promises most, if that is much and its last trial is long ago or worthless."""
         chosen = self._ways[choice.strategy]
-        like = chosen.times if choice.strategy.drafts else None
+        like = chosen.times if chosen.times.known else None
         rate = chosen.rate()
         best, most = None, 0.0
         for strategy, record in self._records.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verifiers under Ray Serve, for whoever runs Ray. From the repository's root, in an environment with ray[serve]:
+"""Verifiers under Ray Serve. Run it from the repository's root, in an environment with ray[serve]:
 
     serve run deploy.ray_serve:app model=/models/target device=cuda gpus=1 replicas=2 tokens_file=/etc/dsd/tokens.yaml
 

@@ -243,7 +243,7 @@ class _Reader:
         except CredentialsError:
             raise
         except ValueError as error:
-            raise self._error(node, f"the token of {name} is none; write {error}") from error
+            raise self._error(node, f"the token of {name} cannot be used; write {error}") from error
         if holder.secret in self._holders:
             raise self._error(node, f"the token of {name} stands here a second time; give each robot its own")
         self._holders[holder.secret] = holder

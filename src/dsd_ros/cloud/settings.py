@@ -139,7 +139,7 @@ class TokensSettings:
 
 
 def addresses(text: str) -> list[str]:
-    """The verifiers' addresses in a list with commas; ValueError, one sentence, for one that is none."""
+    """The verifiers' addresses in a list with commas; ValueError, one sentence, for what is no address."""
     found = [check_verifier_address(part.strip()) for part in text.split(",") if part.strip()]
     if len(found) > MAX_OTHERS:
         raise ValueError(f"{len(found)} addresses are too many; name at most {MAX_OTHERS}, or a balancer")

@@ -107,7 +107,7 @@ class Recorder:
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit([early for early, _ in client.early], outcome) if self.settings.predrafts else 0,
+            first_exit=_first_exit([early for early, _ in client.early], outcome) if draft.plan.strategy.ahead else 0,
             source=origin.source,
             ready=ready,
             predrafts=self.proposer.origin.begun,

@@ -300,7 +300,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             tokens=len(reply.tokens),
             accepted=list(reply.accepted),
             link_time=to_duration(max(0.0, reply.wait_seconds - reply.verify_seconds)),
-            miss_rate=float(reply.miss_rate) if self._settings.decode.predrafts else 0.0,
+            miss_rate=float(reply.miss_rate) if reply.mean_exit else 0.0,  # 0: nothing was drafted ahead
             choice=reply.choice[:256],
             worker_error=reply.worker_error[:256],
             observation_age=to_duration(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
 
+from dsd_ros.paths import models_directory
 from dsd_ros.vlm import prompts
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
@@ -32,6 +34,15 @@ def test_a_loaded_model_says_what_it_is(model, model_directory):
     assert ids[-1] == end
     assert model.decode_text([*ids, TOKENS + 3]) == "Action: stop"
     assert not model.hf.training
+
+
+def test_models_may_be_loaded_by_many_threads_at_once():
+    """transformers alone cannot: tied weights stay missing from then on, in every later model too."""
+    draft = str(models_directory() / "draft")  # its LM head is its embeddings
+    with ThreadPoolExecutor(6) as pool:
+        models = list(pool.map(lambda _: load_model(ModelSettings(draft)), range(24)))
+    for model in (*models, load_model(ModelSettings(draft))):
+        assert model.hf.get_input_embeddings().weight is model.hf.get_output_embeddings().weight
 
 
 def test_stock_layout_loads_the_same(model, own_directory, picture):

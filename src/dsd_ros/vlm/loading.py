@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SAMPLES = 64
+_LOADING = threading.RLock()
 
 
 def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguageModel:
@@ -369,19 +371,24 @@ def _eos_token_ids(directory: Path, config: Any, generation: Any, tokenizer: Any
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep progress bars and load reports off the console; errors are raised anyway."""
+    """Let transformers load one model at a time, without progress bars and load reports; errors are raised anyway.
+
+    `from_pretrained` replaces methods of all models for its time. Of two at once, the later one would put back what
+    the earlier one had replaced, and no model would share its embeddings with its LM head any more.
+    """
     from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+    with _LOADING:
+        verbosity = logging.get_verbosity()
+        bars = logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def tokenizer_fingerprint(serialized: str) -> str:

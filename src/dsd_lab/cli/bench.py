@@ -313,6 +313,47 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
 
 
 @arguments
+class BenchGpuArguments:
+    device: str = flag("cuda", "where to measure: cuda, cuda:1, cpu")
+    draft_size: str = flag("qwen2-vl-2b", "the draft's size, by its name in --sizes", metavar="NAME")
+    target_size: str = flag("qwen2-vl-7b", "the target's size", metavar="NAME")
+    sizes: Path | None = file_option("a JSON file of transformers configurations (default: those of the laboratory)")
+    picture: str = flag("1280x720", "the picture in the prompt", metavar="WIDTHxHEIGHT")
+    seconds: float = flag(420.0, "begin no further part after this time")
+    tokenizer: str = model_option("target")
+    json: Path | None = json_option()
+
+
+@command.command
+def gpu(args: BenchGpuArguments = BenchGpuArguments()) -> int:
+    """Times of real model sizes on one device: T_p, T_q, prefill, exits, batches, memory.
+
+    Builds the two models from their configurations with random weights, on the device; checks that what they decode
+    agrees with transformers' own forward. Exits with 1 where it does not.
+    """
+    from dsd_lab.bench.gpu import measure_gpu, render
+    from dsd_lab.bench.gpu_models import SIZES_FILE
+
+    width, _, height = args.picture.partition("x")
+    if not (width.isdigit() and height.isdigit()):
+        raise ValueError(f"--picture is {args.picture!r}; give width and height in pixels, such as 1280x720")
+    with Progress() as bar:
+        report = measure_gpu(
+            args.device,
+            args.draft_size,
+            args.target_size,
+            model_path(args.tokenizer, "target"),
+            seconds=args.seconds,
+            height=int(height),
+            width=int(width),
+            sizes=args.sizes or SIZES_FILE,
+            progress=bar.to,
+        )
+    _finish(report, render(report), args)
+    return EXIT_DONE if report["agrees"] else EXIT_GOAL_MISSED
+
+
+@arguments
 class BenchSoakArguments:
     replies: int = flag(2000, "how many to decode")
     mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab bench gpu` at tiny sizes on the CPU: the same code as on a GPU, but for its streams and 4-bit matrices."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from dsd_lab.bench import gpu
+from dsd_lab.bench.gpu_models import build_model, read_sizes
+from dsd_lab.cli.main import main
+from dsd_lab.report import BenchError
+
+COMMAND = ["bench", "gpu", "--device", "cpu", "--draft-size", "small", "--target-size", "large", "--picture", "84x56"]
+
+
+def size(hidden: int, layers: int) -> dict:
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 4]}
+    text = {
+        "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers, "vocab_size": 300,
+        "num_attention_heads": hidden // 16, "num_key_value_heads": hidden // 32, "rope_parameters": rope,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": hidden, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
+    return {
+        "architecture": "Qwen2VLForConditionalGeneration", "tie_word_embeddings": False, "text_config": text,
+        "vision_config": vision,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """The command line, with few passes a timing."""
+    monkeypatch.setattr(gpu, "_ENOUGH_S", 0.0)
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps({"small": size(32, 2), "large": size(64, 4)}))
+    tokenizer = make_tiny_model(tmp_path / "tokenizer")
+    return [*COMMAND, "--sizes", str(sizes), "--tokenizer", str(tokenizer), "--json", str(tmp_path / "gpu.json")]
+
+
+def test_every_time_is_measured_and_decoding_agrees_with_transformers(command, tmp_path, capsys):
+    assert main(command) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    target, draft = report["target_times"], report["draft_times"]
+    assert list(target["batch"]) == list(draft["step"]) == ["1", "2", "4", "8", "16", "32"]
+    assert list(target["verify"]) == ["0", "1", "2", "4", "8", "16"]
+    assert target["exits"]["exits"] == 3 and len(target["exits"]["known_ms"]) == 3
+    assert target["exits"]["known_ms"] == sorted(target["exits"]["known_ms"])
+    times = [target["prefill"], target["tree"], *target["verify"].values(), *target["batch"].values()]
+    assert all(0 < each["p10"] <= each["ms"] <= each["p90"] for each in times)
+    assert report["agreement"]["worst"] < 1e-4 and report["agreement"]["layers_compared"] == 3
+    assert report["draft_4bit_times"]["left_out"] and report["left_out"] == []
+    printed = capsys.readouterr().out
+    assert "target: 32 drafts of 4 in a pass" in printed and "draft: a token of 1 sequences" in printed
+
+
+def test_what_does_not_agree_is_said(command, tmp_path, monkeypatch):
+    build = gpu.build_model
+
+    def other(*given, **named):
+        model = build(*given, **named)
+        cos, sin = model._table
+        model._table = cos, sin * 2  # the rotations of text positions
+        return model
+
+    monkeypatch.setattr(gpu, "build_model", other)
+    assert main(command) == 1
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert not report["agrees"] and report["agreement"]["draft"] > 1e-3 > report["agreement"]["prefill"]
+
+
+def test_parts_are_left_out_when_time_is_up(command, tmp_path, monkeypatch, capsys):
+    now = iter(range(0, 10_000_000, 100))
+    monkeypatch.setattr(gpu, "_clock", lambda: float(next(now)))
+    assert main([*command, "--seconds", "250"]) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert report["left_out"] == ["draft_times", "draft_4bit_times"]
+    assert "left out for lack of time: draft times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        (["--draft-size", "qwen9"], "there is no model size 'qwen9'; choose from small, large"),
+        (["--picture", "1280"], "--picture is '1280'; give width and height"),
+        (["--picture", "9999x20"], "a side of the picture is 20 pixels"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(command, given, sentence, capsys):
+    assert main([*command, *given]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": {"text_config": {}}}'])
+def test_odd_files_of_sizes_are_refused(tmp_path, text):
+    (tmp_path / "sizes.json").write_text(text)
+    with pytest.raises(BenchError, match=r"sizes\.json"):
+        read_sizes(tmp_path / "sizes.json")
+
+
+@pytest.mark.parametrize("name", sorted(read_sizes()))
+def test_the_listed_sizes_are_buildable(name, tmp_path):
+    """On torch's meta device, which allocates nothing."""
+    tokenizer = make_tiny_model(tmp_path)
+    billions = {"qwen2-vl-2b": 2.21, "qwen2-vl-7b": 8.29}  # of parameters, as their model cards say
+    import transformers
+
+    config = dict(read_sizes()[name])
+    kind = getattr(transformers, config.pop("architecture"))
+    with torch.device("meta"):
+        hf = kind(kind.config_class(**config))
+    assert sum(each.numel() for each in hf.parameters()) / 1e9 == pytest.approx(billions[name], abs=0.01)
+    assert build_model(size(32, 2), torch.device("cpu"), torch.float32, tokenizer, layers=1).num_layers == 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random Qwen2-VL model directories for tests: complete, and loaded like any other model.
+"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL directories for tests: complete, and loaded like any other model.
 
     make_tiny_model(directory, seed=0)                    # a "target"
     make_tiny_model(directory, seed=0, noise=0.15)        # its "draft": same weights, perturbed
     make_tiny_model(directory, seed=0, layers=1, vocab_rows=320)   # a smaller one, other padding
+    make_tiny_model(directory, seed=0, family="qwen3_vl")          # or "qwen2_5_vl"
 
 Weights depend on (seed, parameter name) alone, and padding rows come after the real ones, so that
 models made with the same seed share what they have in common: a draft made from its target's seed
@@ -27,8 +28,8 @@ import math
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from dsd_ros.vlm.prompts import CHAT_TEMPLATE
 
@@ -41,6 +42,11 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+FAMILIES = {  # transformers' class, by model type
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+}
 TOKENS = 256 + len(SPECIAL_TOKENS)
 
 
@@ -55,6 +61,7 @@ def make_tiny_model(
     noise_seed: int = 1,
     max_positions: int = 512,
     other_tokenizer: bool = False,
+    family: str = "qwen2_vl",
 ) -> Path:
     """Write a whole model directory and return its path.
 
@@ -69,35 +76,34 @@ def make_tiny_model(
     tokenizer = make_tokenizer(other_tokenizer)
     tokenizer.save(str(directory / "tokenizer.json"))
     special = {name: tokenizer.token_to_id(name) for name in SPECIAL_TOKENS}
-    config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": vocab_rows,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": hidden // 16,
-            "num_key_value_heads": hidden // 32,
-            "max_position_embeddings": max_positions,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 4]},
-            "bos_token_id": special["<|endoftext|>"],
-            "eos_token_id": special["<|im_end|>"],
-            "pad_token_id": special["<|endoftext|>"],
-        },
-        vision_config={
-            "depth": 1,
-            "embed_dim": 32,
-            "hidden_size": hidden,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "patch_size": 14,
-        },
+    kind = getattr(transformers, FAMILIES[family])
+    text = {
+        "vocab_size": vocab_rows,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 16,
+        "num_key_value_heads": hidden // 32,
+        "max_position_embeddings": max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 4]},
+        "bos_token_id": special["<|endoftext|>"],
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+    }
+    if family == "qwen3_vl":
+        text["head_dim"] = 16
+        text["rope_parameters"] |= {"mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+        text = {key: value for key, value in text.items() if key not in ("bos_token_id", "eos_token_id")}
+    config = kind.config_class(
+        text_config=text,
+        vision_config=_vision(family, hidden),
         image_token_id=special["<|image_pad|>"],
         video_token_id=special["<|video_pad|>"],
         vision_start_token_id=special["<|vision_start|>"],
         vision_end_token_id=special["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    model = Qwen2VLForConditionalGeneration(config)
+    model = kind(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_weights(name, parameter.shape, seed, noise, noise_seed))
@@ -119,13 +125,23 @@ def make_tiny_model(
         {
             "image_processor_type": "Qwen2VLImageProcessor",
             "size": {"shortest_edge": 56 * 56, "longest_edge": 168 * 168},
-            "patch_size": 14,
+            "patch_size": 16 if family == "qwen3_vl" else 14,
             "temporal_patch_size": 2,
             "merge_size": 2,
         },
     )
     _write_json(directory / "dsd.json", {"format": 1, "prompt": "{instruction}"})
     return directory
+
+
+def _vision(family: str, hidden: int) -> dict[str, object]:
+    """The vision tower's configuration: windows of two by two tokens in Qwen2.5-VL, two deep features in Qwen3-VL."""
+    if family == "qwen2_vl":
+        return {"depth": 1, "embed_dim": 32, "hidden_size": hidden, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14}
+    tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": hidden}
+    if family == "qwen2_5_vl":
+        return tower | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
+    return tower | {"patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
 
 
 def make_tokenizer(other: bool = False) -> Tokenizer:

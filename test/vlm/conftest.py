@@ -4,17 +4,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_models import make_tiny_model
+from tiny_models import FAMILIES, make_tiny_model
 
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 torch.set_num_threads(1)
 
 
+_DECODING = {"test_sequence", "test_history", "test_batch", "test_tree_pass", "test_exits"}
+
+
+def pytest_generate_tests(metafunc):
+    """Decoding is tested with a model of every family, but those other than Qwen2-VL only where all tests run."""
+    if "model_directory" in metafunc.fixturenames:
+        decodes = metafunc.module.__name__.rpartition(".")[2] in _DECODING
+        others = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family != "qwen2_vl"]
+        families = ["qwen2_vl", *(others if decodes else [])]
+        metafunc.parametrize("model_directory", families, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def model_directory(tmp_path_factory):
+def model_directory(request, tmp_path_factory):
     """A tiny model with padded vocabulary and more query than key/value heads; do not change it."""
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "target", seed=3, vocab_rows=272)
+    folder = tmp_path_factory.mktemp("models") / "target"
+    return make_tiny_model(folder, seed=3, vocab_rows=272, family=request.param)
 
 
 @pytest.fixture(scope="session")

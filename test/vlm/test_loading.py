@@ -147,7 +147,7 @@ def test_file_instead_of_directory(own_directory):
     [
         ("config.json", None, "has no config.json"),
         ("config.json", "{", "cannot be read as a model configuration"),
-        ("config.json", '{"model_type": "gpt2"}', "of type 'gpt2'; only qwen2_vl"),
+        ("config.json", '{"model_type": "gpt2"}', "of type 'gpt2'; use one of qwen2_vl"),
         ("tokenizer.json", None, "is missing; copy it"),
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
         ("preprocessor_config.json", None, "is missing; copy it"),

@@ -22,7 +22,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
 
 SIZES_FILE = Path(__file__).with_name("gpu_sizes.json")
-_PIXELS = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}  # of a picture, as Qwen2-VL's model card advises
+_TOKEN_PIXELS = 28 * 28
 _SPECIAL_TOKENS = {
     "image_token_id": IMAGE_PLACEHOLDER,
     "video_token_id": "<|video_pad|>",
@@ -63,7 +63,7 @@ def build_model(
     with quiet_transformers(), _default_dtype(dtype), torch.device(device):
         hf = kind(kind.config_class(**config)).eval().requires_grad_(False)
     return VisionLanguageModel(
-        QwenVlBackbone(hf, _image_processor(tokenizer)),
+        QwenVlBackbone(hf, _image_processor(tokenizer, size["vision_config"]["patch_size"])),
         words,
         PromptTemplate.from_directory(tokenizer),
         name=kind.__name__,
@@ -96,11 +96,12 @@ def four_bit(model: VisionLanguageModel) -> str:
     return ""
 
 
-def _image_processor(directory: Path) -> ImageProcessor:
+def _image_processor(directory: Path, patch_size: int) -> ImageProcessor:
     """The processor of a model directory, with the bounds of real models."""
     given = json.loads((directory / "preprocessor_config.json").read_text(encoding="utf-8"))
+    given |= {"patch_size": patch_size, "min_pixels": 4 * _TOKEN_PIXELS, "max_pixels": 1280 * _TOKEN_PIXELS}
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "preprocessor_config.json").write_text(json.dumps(given | _PIXELS), encoding="utf-8")
+        (Path(place) / "preprocessor_config.json").write_text(json.dumps(given), encoding="utf-8")
         return ImageProcessor(place)
 
 

@@ -37,7 +37,7 @@ def smart_resize(
     """The size (height, width) a picture is resized to; ImageError if a side is over 200 times the other."""
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise ImageError(
-            f"a picture of {width} x {height} pixels is too elongated for Qwen2-VL; "
+            f"a picture of {width} x {height} pixels is too elongated for this model; "
             f"crop it to an aspect ratio below {MAX_ASPECT_RATIO}"
         )
     new_height = max(factor, round(height / factor) * factor)
@@ -153,7 +153,7 @@ class Picture(NamedTuple):
     """A picture as the vision tower reads it, with the number of prompt tokens it takes.
 
     name: a digest, if the tower's features are worth keeping. features: (tokens, hidden size), once they are known;
-    ``pixels`` is empty then.
+    ``pixels`` is empty then. deep: (layers, tokens, hidden size), what DeepStack adds after the first decoder layers.
     """
 
     pixels: torch.Tensor
@@ -161,18 +161,21 @@ class Picture(NamedTuple):
     tokens: int
     name: bytes = b""
     features: torch.Tensor | None = None
+    deep: torch.Tensor | None = None
 
 
 class Prompt(NamedTuple):
     """The input of the decoder layers for a prompt of n tokens.
 
     hidden: (1, n, hidden size). positions: as ``TextBackbone.rotations`` takes them. rope_delta: a following
-    token's position minus its index.
+    token's position minus its index. deep: (layers, n, hidden size), to be added after each of the first decoder
+    layers; zero for text.
     """
 
     hidden: torch.Tensor
     positions: torch.Tensor
     rope_delta: int
+    deep: torch.Tensor | None = None
 
 
 class TextBackbone:
@@ -211,7 +214,10 @@ class TextBackbone:
 
 
 class QwenVlBackbone(TextBackbone):
-    """A transformers Qwen2-VL: text and pictures; positions have three axes (M-RoPE)."""
+    """A transformers Qwen2-VL, Qwen2.5-VL or Qwen3-VL: text and pictures; positions have three axes (M-RoPE).
+
+    A Qwen3-VL adds features of its vision tower after the first decoder layers too (DeepStack, arXiv 2406.04334).
+    """
 
     reads_pictures = True
 
@@ -248,24 +254,37 @@ class QwenVlBackbone(TextBackbone):
         hidden = self.language.embed_tokens(tokens)
         is_image = tokens == self._image_token
         # One by one, so that a picture's features are the same bits whatever it is shown with.
-        features = torch.cat([self._features(picture) for picture in pictures])
+        seen = [self._seen(picture) for picture in pictures]
+        features = torch.cat([picture.features for picture in seen if picture.features is not None])
         hidden[is_image] = features.to(hidden.dtype)
         grid = torch.cat([picture.grid for picture in pictures]).to(tokens.device)
         positions, delta = self.hf.model.get_rope_index(tokens, is_image.int(), grid)
-        return Prompt(hidden, positions, int(delta))
+        return Prompt(hidden, positions, int(delta), self._deep(hidden, is_image[0], seen))
 
-    def _features(self, picture: Picture) -> torch.Tensor:
-        """The vision tower's output (tokens, hidden size)."""
+    def _deep(self, hidden: torch.Tensor, is_image: torch.Tensor, seen: Sequence[Picture]) -> torch.Tensor | None:
+        """The pictures' deep features in their places; None for a model that has none."""
+        found = [picture.deep for picture in seen if picture.deep is not None]
+        if not found:
+            return None
+        features = torch.cat(found, 1)
+        deep = hidden.new_zeros((len(features), *hidden.shape[1:]))
+        deep[:, is_image] = features.to(hidden.dtype)
+        return deep
+
+    def _seen(self, picture: Picture) -> Picture:
+        """The picture with the vision tower's features."""
         if picture.features is not None:
-            return picture.features
+            return picture
         device = self.language.embed_tokens.weight.device
         pixels, grid = picture.pixels.to(device), picture.grid.to(device)
-        seen = self.hf.model.get_image_features(pixels, grid, return_dict=True)
-        features = torch.cat(list(seen.pooler_output))
-        if picture.name and features.nbytes <= _FEATURES_BYTES:
+        tower = self.hf.model.get_image_features(pixels, grid, return_dict=True)
+        layers = [torch.cat(list(layer)) for layer in getattr(tower, "deepstack_features", None) or ()]
+        features, deep = torch.cat(list(tower.pooler_output)), torch.stack(layers) if layers else None
+        seen = picture._replace(pixels=torch.empty(0), features=features, deep=deep)
+        if picture.name and _feature_bytes(seen) <= _FEATURES_BYTES:
             with self._lock:
-                self._known[picture.name] = picture._replace(pixels=torch.empty(0), features=features)
-        return features
+                self._known[picture.name] = seen
+        return seen
 
     def rotations(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``TextBackbone``; also at positions (3, 1, n) of time, height and width."""
@@ -274,6 +293,9 @@ class QwenVlBackbone(TextBackbone):
         return super().rotations(like, positions)
 
 
+def _feature_bytes(picture: Picture) -> int:
+    return sum(tensor.nbytes for tensor in (picture.features, picture.deep) if tensor is not None)
+
+
 def _kept_bytes(picture: Picture) -> int:
-    features = 0 if picture.features is None else picture.features.nbytes
-    return max(features, _FEATURES_BYTES // _FEATURES_PICTURES)
+    return max(_feature_bytes(picture), _FEATURES_BYTES // _FEATURES_PICTURES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load and fingerprint any Qwen2-VL (the shipped pair, a stock 2B, 7B or 72B), or a text-only Llama or Qwen2.
+"""Load and fingerprint a Qwen2-VL (such as the shipped pair), Qwen2.5-VL or Qwen3-VL, or a text-only Llama or Qwen.
 
 A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file. A hub id is looked up in
 the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
@@ -36,8 +36,11 @@ from dsd_ros.vlm.settings import ModelSettings
 
 _CLASSES = {  # of transformers, by model_type
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]  # of subfolders, too
@@ -73,7 +76,7 @@ def load_front(settings: ModelSettings) -> ModelFront:
     directory = resolve_directory(settings.path)
     _check_files(directory)
     kind = _model_type(directory)
-    text_only = kind != "qwen2_vl"
+    text_only = not kind.endswith("_vl")
     tokenizer, tokenizer_hash = _load_tokenizer(directory)
     markers = _markers(tokenizer) if text_only else ()
     try:
@@ -128,7 +131,7 @@ def check_fetched(path: Path) -> None:
 def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
     _check_files(directory)
     kind = _model_type(directory)
-    text_only = kind != "qwen2_vl"
+    text_only = not kind.endswith("_vl")
     images = None if text_only else ImageProcessor(directory)
     tokenizer, tokenizer_hash = _load_tokenizer(directory)
     markers = _markers(tokenizer) if text_only else ()
@@ -244,8 +247,8 @@ def _model_type(directory: Path) -> str:
         raise ModelError(f"{path} cannot be read as a model configuration: {error}") from error
     if kind not in _CLASSES:
         raise ModelError(
-            f"{directory} holds a model of type {kind!r}; only qwen2_vl can be used here, and for "
-            "text alone llama and qwen2"
+            f"{directory} holds a model of type {kind!r}; use one of {', '.join(_CLASSES)}, "
+            "the last three for text alone"
         )
     return str(kind)
 

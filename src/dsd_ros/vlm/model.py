@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dsd_ros.vlm.exits import ExitAdapters
 
 Rotations = tuple[torch.Tensor, torch.Tensor]
+Deep = Tokens[tuple[slice, torch.Tensor]]  # rows of hidden states, and what is added to them after the first layers
 
 
 class VisionLanguageModel:
@@ -126,7 +127,8 @@ class VisionLanguageModel:
         cache = self._new_cache()
         # Room for a reply too, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
-        part = PromptPart(prompt.hidden, self._backbone.rotations(prompt.hidden, prompt.positions))
+        rotations = self._backbone.rotations(prompt.hidden, prompt.positions)
+        part = PromptPart(prompt.hidden, rotations, deep=prompt.deep)
         return Sequence(self, cache, ids[-1], prompt.rope_delta, None, part)
 
     def begin(self) -> Sequence:
@@ -161,7 +163,7 @@ class VisionLanguageModel:
         layout = self._layout(feed)
         mask = None if layout.mask is None else torch.from_numpy(layout.mask).to(self._device)[None, None]
         hidden, rotations = self._inputs([feed], [layout])
-        return self._forward_one(hidden, feed.cache, rotations, mask, feed.rows, on_layer)
+        return self._forward_one(hidden, feed.cache, rotations, mask, feed.rows, on_layer, _deep([feed]))
 
     def _forward_one(
         self,
@@ -171,12 +173,13 @@ class VisionLanguageModel:
         mask: torch.Tensor | None,
         rows: int,
         on_layer: LayerHook | None,
+        deep: Deep = (),
     ) -> torch.Tensor:
         """Feed one sequence; logits (rows, vocabulary) of its last tokens. A pass that fails has fed nothing."""
         length = cache.length + hidden.shape[1]
         cache.reserve(length)
         hook = None if on_layer is None else partial(_last_rows, on_layer, rows)
-        hidden = self._run_layers(hidden, rotations, cache, mask, hook)
+        hidden = self._run_layers(hidden, rotations, cache, mask, hook, deep)
         logits = self.head(hidden[0, hidden.shape[1] - rows :])
         cache.length = length
         return logits
@@ -198,7 +201,7 @@ class VisionLanguageModel:
         ]
         hidden, rotations = self._inputs(feeds, layouts)
         hidden = self._run_layers(
-            hidden, rotations, cache, masks, None if on_layer is None else partial(_first, on_layer)
+            hidden, rotations, cache, masks, None if on_layer is None else partial(_first, on_layer), _deep(feeds)
         )
         wanted = [part[len(part) - feed.rows :] for feed, part in zip(feeds, hidden[0].split(counts), strict=True)]
         logits = self.head(torch.cat(wanted))
@@ -242,6 +245,7 @@ class VisionLanguageModel:
         cache: KeyValueCache | BatchCache,
         mask: torch.Tensor | list[tuple[int, torch.Tensor | None]] | None,
         on_layer: LayerHook | None = None,
+        deep: Deep = (),
     ) -> torch.Tensor:
         """Hidden states (1, n, hidden size) through all layers; ``mask`` None means causal.
 
@@ -252,6 +256,9 @@ class VisionLanguageModel:
             hidden = layer(
                 hidden, attention_mask=mask, past_key_values=cache, use_cache=True, position_embeddings=rotations
             )
+            for rows, added in deep:
+                if index < len(added):
+                    hidden[0, rows] += added[index]
             if on_layer is not None:
                 on_layer(index, hidden)
         return hidden
@@ -295,6 +302,16 @@ class VisionLanguageModel:
         positions = torch.arange(length, device=self._device)[None]
         like = torch.empty(0, dtype=self._dtype, device=self._device)
         return self._backbone.rotations(like, positions)
+
+
+def _deep(feeds: list[Feed]) -> Deep:
+    """What the prompts among these feeds add to their own rows, see ``backbones.Prompt``."""
+    found, start = [], 0
+    for feed in feeds:
+        if feed.prompt is not None and feed.prompt.deep is not None:
+            found.append((slice(start, start + feed.prompt.length), feed.prompt.deep))
+        start += feed.length
+    return found
 
 
 def _first(hook: LayerHook, index: int, hidden: torch.Tensor) -> None:

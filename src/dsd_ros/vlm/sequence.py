@@ -25,11 +25,13 @@ class PromptPart(NamedTuple):
     """Embedded tokens of a prompt that no pass has fed yet: the rest of the prompt, or the beginning of that rest.
 
     hidden: (1, n, hidden size). rotations: cosines and sines (1, n, head size). ends: whether the prompt ends here.
+    deep: (layers, n, hidden size) or None, see ``backbones.Prompt``.
     """
 
     hidden: torch.Tensor
     rotations: tuple[torch.Tensor, torch.Tensor]
     ends: bool = True
+    deep: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -40,7 +42,8 @@ class PromptPart(NamedTuple):
         """``count`` tokens from ``start``."""
         cos, sin = self.rotations
         place = slice(start, start + count)
-        return PromptPart(self.hidden[:, place], (cos[:, place], sin[:, place]), start + count >= self.length)
+        deep = None if self.deep is None else self.deep[:, place]
+        return PromptPart(self.hidden[:, place], (cos[:, place], sin[:, place]), start + count >= self.length, deep)
 
 
 class Feed(NamedTuple):

@@ -107,7 +107,10 @@ def test_odd_files_of_sizes_are_refused(tmp_path, text):
 def test_the_listed_sizes_are_buildable(name, tmp_path):
     """On torch's meta device, which allocates nothing."""
     tokenizer = make_tiny_model(tmp_path)
-    billions = {"qwen2-vl-2b": 2.21, "qwen2-vl-7b": 8.29}  # of parameters, as their model cards say
+    billions = {  # of parameters, as their model cards say
+        "qwen2-vl-2b": 2.21, "qwen2-vl-7b": 8.29, "qwen2.5-vl-3b": 3.75, "qwen2.5-vl-7b": 8.29, "qwen3-vl-2b": 2.13,
+        "qwen3-vl-8b": 8.77,
+    }  # fmt: skip
     import transformers
 
     config = dict(read_sizes()[name])

@@ -118,7 +118,8 @@ def test_only_shell_blocks_are_marked_as_quick() -> None:
 
 def test_pages_are_short() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in DOCS.glob("*.md")}
-    assert len(lengths) <= 21  # 20 pages and their list
+    assert len(lengths) <= 22  # 21 pages and their list
     longer = {name for name, lines in lengths.items() if lines > 250}
-    assert longer <= {"protocol.md", "parameters.md"}
+    # Generated pages are looked things up in, not read.
+    assert longer <= {"protocol.md", "parameters.md", "papers.md"}
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200

@@ -23,9 +23,10 @@ ARROWS: dict[str, set[str]] = {
     "pair": {"worlds", "train"},
     "bench": {"links", "papers", "worlds", "train", "pair"},
 }
+ARROWS["reproduce"] = {"bench", *ARROWS["bench"]}
 ARROWS["dragon"] = {"bench", *ARROWS["bench"]}
 ARROWS["faults"] = {"dragon", *ARROWS["dragon"]}
-ARROWS["cli"] = {"faults", *ARROWS["faults"]}
+ARROWS["cli"] = {"faults", "reproduce", *ARROWS["faults"]}
 
 
 def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:

@@ -20,8 +20,8 @@ _KEYS = ("summary", "gamma", *_NUMBERS)
 
 Curve = tuple[tuple[float, float], ...]  # (sequences in a pass, what the pass takes), ascending, the first of one
 # FSD Table 9: milliseconds of a pass of the target over so many sequences, on an A100.
-_TABLE_9_MS = {1: 17.94, 2: 21.75, 3: 24.35, 4: 24.63, 8: 30.73, 12: 44.52, 16: 45.79, 32: 96.94, 64: 258.79}
-TABLE_9: Curve = tuple((count, milliseconds / _TABLE_9_MS[1]) for count, milliseconds in _TABLE_9_MS.items())
+TABLE_9_MS = {1: 17.94, 2: 21.75, 3: 24.35, 4: 24.63, 8: 30.73, 12: 44.52, 16: 45.79, 32: 96.94, 64: 258.79}
+TABLE_9: Curve = tuple((count, milliseconds / TABLE_9_MS[1]) for count, milliseconds in TABLE_9_MS.items())
 
 
 def at_batch(curve: Curve, batch: float) -> float:

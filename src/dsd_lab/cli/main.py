@@ -15,6 +15,7 @@ LAB = product.CommandLine(
     {
         "ask": "One question, answered by DRAGON or by a method it is compared with.",
         "bench": "Measure the system on this machine.",
+        "papers": "Every table and figure of the four papers, beside formulas and measurements.",
         "plan": "How many verifiers a fleet of robots needs.",
         "theory": "What the papers' formulas predict.",
         "train": "Train the shipped models, or early exits for any model.",

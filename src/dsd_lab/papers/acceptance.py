@@ -118,6 +118,23 @@ def candidate_bounds(rates: Sequence[float] | np.ndarray, sigma: float, *, facto
     return np.array(bounds)
 
 
+# ------------------------------------------------------------------------------ two sides' mixtures (DRAGON)
+
+
+def side_acceptance(own: np.ndarray, other: np.ndarray, eta_other: float, gamma_own: float = 0.5) -> np.ndarray:
+    """How often a side's draft is accepted, (...,): DRAGON's equation 5.
+
+    own, other: both sides' p; eta_other: the other side's share of the mixture; gamma_own: how often the own side's
+    speculative sample is taken for the token, 1/2 in Algorithm 1.
+    """
+    own, other = _distributions(own, other)
+    check_shares(eta_other=eta_other, gamma_own=gamma_own)
+    apart = 1 - np.minimum(own, other).sum(-1)
+    mixed = (1 - eta_other) * own + eta_other * other
+    kept, met = 1 - eta_other * apart, (own * mixed).sum(-1)
+    return np.asarray(gamma_own * kept + (1 - gamma_own) * met)
+
+
 # ----------------------------------------------------------------------------------- shared randomness
 
 

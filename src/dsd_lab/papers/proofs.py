@@ -44,6 +44,17 @@ def expected_tokens(*, alpha: float, gamma: int) -> float:
     return 1 + accepted_tokens([alpha] * gamma)
 
 
+def acceptance_of(*, tau: float, gamma: int) -> float:
+    """The alpha at which a round of gamma drafted tokens gains tau: ``expected_tokens`` inverted, by bisection."""
+    if not 1 <= tau <= gamma + 1:
+        raise TheoryError(f"tau is {tau}; a round of {gamma} drafted tokens gains 1 to {gamma + 1}")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(alpha=middle, gamma=gamma) < tau else (low, middle)
+    return high
+
+
 def accepted_tokens(rates: Sequence[float]) -> float:
     """Layers of a tree, or positions of a sequence, accepted on average: sum_l prod_(i<=l) rates_i.
 

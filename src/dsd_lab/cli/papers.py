@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab papers`: docs/papers.md, every table and figure of the four papers, and the counts that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App
+
+from dsd_ros.cli.arguments import arguments, file_option, flag, model_option, model_path, word
+from dsd_ros.cli.shared import EXIT_DONE
+from dsd_ros.cli.terminal import Progress
+
+command = App(name="papers", help="Every table and figure of the four papers, beside formulas and measurements.")
+
+STUDIES = ("cost", "dssd", "tslt-pair", "tslt-text", "batch", "queues")
+
+
+@arguments
+class PageArguments:
+    out: Path | None = file_option("write the page to FILE (default: docs/papers.md of this checkout)")
+
+
+@arguments
+class MeasureArguments:
+    study: str = word(text="what to count", choices=STUDIES)
+    out: Path | None = file_option(
+        "the report; one that is not complete is continued (default: benchmarks/papers-STUDY.json)"
+    )
+    minutes: float = flag(0.0, "stop after so many, and continue the next time; 0: never")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+
+
+def _checkout() -> Path:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "benchmarks").is_dir():
+        raise ValueError("docs/papers.md is made from a checkout of dsd_ros, with its benchmarks/; run this in one")
+    return root
+
+
+@command.default
+def page(args: PageArguments = PageArguments()) -> int:
+    """Write docs/papers.md.
+
+    Every table and figure of the four papers, row by row: the paper's figure, its formula, ours, what is measured here.
+    """
+    from dsd_lab.reproduce.page import write_page
+
+    root = _checkout()
+    out = args.out or root / "docs" / "papers.md"
+    out.write_text(write_page(root), encoding="utf-8")
+    print(f"{out} is written")
+    return EXIT_DONE
+
+
+@command.command
+def measure(args: MeasureArguments) -> int:
+    """Count tokens, rounds, bytes and passes for the tables (minutes to hours; resumable).
+
+    cost: what a provider could bill (FSD Table 1). dssd: gamma 4 to 8 with SmolLM2-135M (DSSD Tables 2 and 3).
+    tslt-pair, tslt-text: K and rho (TSLT Figures 3 to 6). batch: passes over 1 to 64 sequences (FSD Table 9). queues:
+    few workers on a slow downlink (FSD Table 7, Figure 4a).
+    """
+    from dsd_lab.reproduce import measure as studies
+
+    out = args.out or _checkout() / "benchmarks" / f"papers-{args.study}.json"
+    models: dict[str, Any] = {"draft": model_path(args.draft, "draft"), "target": model_path(args.target, "target")}
+    with Progress() as bar:
+        report = studies.run(args.study, out, **models, minutes=args.minutes, progress=bar.to)
+    done = sum(row.get("replies", 0) for row in report.get("rows", ()))
+    print(f"{out} is written" + (f": {done} replies" if done else ""))
+    return EXIT_DONE

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DRAGON: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from dsd_lab.papers import dragon_simulator as simulator
+from dsd_lab.papers.acceptance import side_acceptance
+from dsd_lab.reproduce.table import Measured, Reports, Row, Table
+from dsd_ros.dragon.scheduler import delta_z, latency
+
+_TRIP_MS = 300.0
+_A_TOKEN = ("decode_ms", "per_token_ms")  # of the tokens after the first, and of all
+_PIPELINES = {  # Figures 10 to 13: c_trans^l, c_trans^r, c_dec^l, c_dec^r; whether x^l and x^r are accepted
+    "10: x^l rejected, x^r accepted": (1.2, 1.8, 1.0, 1.5, (False, True)),
+    "11: x^l accepted, x^r rejected": (1.5, 1.0, 2.0, 2.0, (True, False)),
+    "12: both accepted": (1.5, 1.8, 1.0, 1.5, (True, True)),
+    "13: both rejected (its delays are those of 10)": (1.2, 1.8, 1.0, 1.5, (False, False)),
+}
+
+
+def tables(reports: Reports) -> Iterator[Table]:
+    """The paper's tables and figures, in its order."""
+    yield from (_theorem_4_2(), _pipelines(), _figure_3(), _figure_4(), _corollaries())
+    yield from (_figure_5(reports), _figure_6(reports), _figure_7(reports), _sizes(), _figure_8(reports))
+    yield _figure_9()
+
+
+def _theorem_4_2() -> Table:
+    rng, least, steps = np.random.default_rng(5), [], []
+    for _ in range(300):
+        rows = np.exp(rng.normal(size=(2, 64)) * rng.uniform(0.3, 4.0))
+        own, other = rows / rows.sum(1, keepdims=True)
+        eta = float(rng.random())
+        rates = [float(side_acceptance(own, other, eta, share)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        steps.append(min(b - a for a, b in pairwise(rates)))
+        least.append(rates[2])
+    rows = [
+        Row(
+            "least growth of alpha^l with gamma^l",
+            "above 0",
+            min(steps),
+            form=".4f",
+            why="on 300 random pairs: it holds",
+        ),
+        Row("least / mean alpha^l at gamma 1/2, random pairs", None, (min(least), fmean(least))),
+    ]
+    text = (
+        "alpha^l = gamma^l (1 - eta^r d) + gamma^r sum p^l p grows with gamma^l, so the sides' aims conflict and 1/2 "
+        "is fair."
+    )
+    return Table("Equation 5 and Theorem 4.2", rows, text)
+
+
+def _pipelines() -> Table:
+    rows = []
+    for name, (trans_l, trans_r, dec_l, dec_r, held) in _PIPELINES.items():
+        trip = trans_l + trans_r
+        formula = max(dec_l, dec_r) if held[1] else max(dec_l, dec_r + trip)
+        run = simulator.simulate([held] * 200, dec_l, dec_r, simulator.steady_link(trip), strategy="device")
+        times = [event.seconds for event in run.events if event.kind == "aggregated"]
+        steady = (times[-1] - times[100]) / (len(times) - 101)
+        rows.append(Row(f"Figure {name}", None, formula, steady, compare=False, why=_apart(formula, steady)))
+    text = (
+        "Seconds a token when one case of Table 1 repeats for ever and l aggregates. Formula: max(c^l, c^r) if x^r is "
+        "accepted, else max(c^l, c^r + rtt). Ours: the simulator, event by event, from the 100th token on."
+    )
+    return Table("Table 1, Figures 10 to 13: waiting times", rows, text)
+
+
+def _apart(formula: float, other: float) -> str:
+    return "ours equal" if abs(other / formula - 1) < 5e-3 else f"ours {100 * (other / formula - 1):+.0f} %"
+
+
+def _figure_3() -> Table:
+    rtt, cloud, worst, rows = 0.3, 0.05, 0.0, []
+    for a_device in np.linspace(0, 1, 11):
+        for a_cloud in np.linspace(0, 1, 11):
+            for device in np.linspace(0.0, 0.6, 61):
+                by_7 = latency(device, cloud, rtt, a_cloud) - latency(cloud, device, rtt, a_device)
+                worst = max(worst, abs(by_7 - delta_z(device, cloud, rtt, a_device, a_cloud)))
+    for rates in ((0.8, 0.5), (0.8, 0.8), (0.5, 0.8)):
+        values = [1e3 * delta_z(device, cloud, rtt, *rates) for device in (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)]
+        rows.append(Row(f"alpha^l {rates[0]:g}, alpha^r {rates[1]:g}", None, values, form=".0f"))
+    text = (
+        "dZ in ms over c^l = 0 / 50 / 100 / 200 / 350 / 500 ms, c^r = 50 ms, rtt = 300 ms: above 0 the other side "
+        "should aggregate. Equation 8 equals the difference of equation 7 on a grid of 7 381 points to "
+        f"{max(worst, 1e-16):.0e} s. A higher acceptance of one side favours the other as aggregator, and the slow "
+        "side aggregates, as the paper says."
+    )
+    return Table("Figure 3: equation 8", rows, text)
+
+
+def _figure_4() -> Table:
+    rows = []
+    for device in (0.01, 0.5, 1.0, 2.0, 4.0, 8.0):
+        values = [simulator.speedup(device, 1.0, 4.0, a) for a in (0.5, 0.8, 0.95)]
+        own = [_simulated(device, 1.0, 4.0, a) for a in (0.5, 0.8, 0.95)]
+        rows.append(
+            Row(
+                f"c^l = {device:g} c^r, rtt = 4 c^r",
+                None,
+                values,
+                own,
+                compare=False,
+                why=", ".join(dict.fromkeys(_apart(v, o) for v, o in zip(values, own, strict=True))),
+            )
+        )
+    text = (
+        "Speed-up over token-wise synchronisation at alpha^r = .5 / .8 / .95, device aggregating. Ours: the "
+        "simulator, 400 tokens, both sides accepted alike. Where the aggregating side is the slower one, the equation "
+        "is too low: while it waits, that side drafts on ([theory.md](theory.md#the-simulator))."
+    )
+    return Table("Figure 4, Theorem 6.2: equation 9", rows, text)
+
+
+def _simulated(device: float, cloud: float, trip: float, a_cloud: float, a_device: float | None = None) -> float:
+    """The speed-up of 400 simulated tokens over token-wise synchronisation."""
+    held = simulator.sample_acceptances(400, a_cloud if a_device is None else a_device, a_cloud, 0)
+    link = simulator.steady_link(trip)
+    runs = [simulator.simulate(held, device, cloud, link, strategy="device", window=w).seconds for w in (1, 32)]
+    return runs[0] / runs[1]
+
+
+def _corollaries() -> Table:
+    gap = [simulator.speedup(c, 1.0, 4.0, 0.8) for c in (1.0, 2.0, 4.0)]
+    own_gap = [_simulated(c, 1.0, 4.0, 0.8) for c in (1.0, 2.0, 4.0)]
+    rates = [simulator.speedup(1.0, 1.0, 4.0, a) for a in (0.2, 0.5, 0.8, 0.95)]
+    own_rates = [_simulated(1.0, 1.0, 4.0, a, 0.8) for a in (0.2, 0.5, 0.8, 0.95)]
+    fast = [_simulated(0.5, 1.0, 4.0, 0.8, a) for a in (0.2, 0.5, 0.8, 0.95)]
+    slow = [_simulated(2.0, 1.0, 4.0, 0.8, a) for a in (0.2, 0.5, 0.8, 0.95)]
+    even, uneven = (simulator.speedup(c, 1.0, 4.0, 0.8) for c in (0.5, 2.0))
+    spread = max(slow) / min(slow) - 1
+    rows = [
+        Row("6.3: c^l = 1 / 2 / 4 c^r", "falls with the gap", gap, own_gap, why="holds"),
+        Row("6.4: alpha^r = .2 / .5 / .8 / .95", "rises", rates, own_rates, why="holds"),
+        Row("6.5: alpha^l = .2 / .5 / .8 / .95, device faster", "the same", [even] * 4, fast, why="holds"),
+        Row(
+            "6.5: alpha^l = .2 / .5 / .8 / .95, device slower",
+            "the same",
+            [uneven] * 4,
+            slow,
+            why=f"differs by {100 * spread:.0f} % in ours: a slow device's drafts that are accepted win time back",
+        ),
+    ]
+    return Table("Corollaries 6.3 to 6.5", rows, "Speed-ups by equation 9, and of 400 simulated tokens; rtt = 4 c^r.")
+
+
+def _figure_5(reports: Reports) -> Table:
+    def gain(key: str) -> Measured:
+        return reports.figures("dragon-lm", lambda r: r[key], models=False)
+
+    def perplexities(method: str) -> Measured:
+        return reports.figures(
+            "dragon-lm", lambda r: [row["perplexity"] for row in r["rows"] if row["method"] == method], models=False
+        )
+
+    def dynamic(key: str) -> Measured:
+        return reports.figures("dragon-lm", lambda r: r["reweighted"][key], models=False)
+
+    rows = [
+        Row(
+            "gain over no documents, times the second-best method's (Qwen / OPT)",
+            (1.9, 1.4),
+            measured=gain("gain_to_drcg"),
+            compare=False,
+            why="in nats; another model and corpus",
+        ),
+        Row("the same, times the device's own documents'", None, measured=gain("gain_to_crcg")),
+        *(
+            Row(f"`{method}`: perplexity by documents", None, measured=perplexities(method))
+            for method in ("none", "crcg", "drcg", "dragon")
+        ),
+        Row(
+            "`dragon`, weights re-estimated every 16 tokens",
+            None,
+            measured=dynamic("perplexities"),
+            why="the paper allows it and reports no effect",
+        ),
+    ]
+    text = (
+        "Curves over 0 to 16 documents a side. Measured: SmolLM2-135M over Python's language reference; the windows "
+        "are in the report."
+    )
+    return Table("Figure 5: perplexity", rows, text)
+
+
+def _mean(report: Any, variant: str, key: str, trip: float = _TRIP_MS, mbps: float = 40.0) -> float:
+    """A variant's figure at a round trip, over its questions."""
+    return fmean(
+        row[key]
+        for row in report["rows"]
+        if row["variant"] == variant and row["trip_ms"] == trip and row["mbps"] == mbps
+    )
+
+
+def _figure_6(reports: Reports) -> Table:
+    def below(other: str) -> Measured:
+        def pick(report: Any) -> Sequence[float]:
+            return [100 * (1 - _mean(report, "dragon", key) / _mean(report, other, key)) for key in _A_TOKEN]
+
+        return reports.figures("dragon-latency", pick, models=False)
+
+    def above(report: Any) -> Sequence[float]:
+        return [100 * (_mean(report, "dragon", key) / _mean(report, "device", key) - 1) for key in _A_TOKEN]
+
+    def per_token(variant: str) -> Measured:
+        return reports.figures("dragon-latency", lambda r: [_mean(r, variant, key) for key in _A_TOKEN], models=False)
+
+    rows = [
+        Row(
+            "% below token-wise synchronisation",
+            42.4,
+            measured=below("drdg-tw, full"),
+            form=".0f",
+            why="against whole distributions, which the paper's baselines send",
+        ),
+        Row("% below sequence-wise synchronisation", 49.5, measured=below("drdg-sw, full"), form=".0f"),
+        Row(
+            "% above the device alone",
+            "15.6 to 20.3",
+            form=".0f",
+            measured=reports.figures("dragon-latency", above, models=False),
+        ),
+        *(
+            Row(f"`{variant}`: ms a token", None, measured=per_token(variant), form=".0f")
+            for variant in (
+                "dragon",
+                "dragon, sampled",
+                "dragon, independent",
+                "dragon, full",
+                "drdg-tw",
+                "drdg-sw",
+                "device",
+            )
+        ),
+    ]
+    text = (
+        "At 300 ms, OPT-1.3B. Measured, without and with the first token's time: device 80 ms and cloud 25 ms a token "
+        "over 40 Mbit/s with a jitter of a fifth. `independent` is the paper's Algorithm 1 with each side's own "
+        "random numbers; the others share them."
+    )
+    return Table("Figure 6: latency a token", rows, text)
+
+
+def _figure_7(reports: Reports) -> Table:
+    def times(variant: str, base: str) -> Measured:
+        def pick(report: Any) -> float:
+            return _mean(report, variant, "first_token_ms") / _mean(report, base, "first_token_ms")
+
+        return reports.figures("dragon-latency", pick, models=False)
+
+    def as_asked(report: Any) -> float:
+        asked = report["as_asked"]
+        return asked["dragon"]["first_token_ms"] / asked["device"]["first_token_ms"]
+
+    rows = [
+        Row(
+            "`dragon` over the device alone",
+            "negligible",
+            measured=times("dragon", "device"),
+            why="the question's prefill hides the round trip",
+        ),
+        Row(
+            "`dragon` over the device alone, question as asked (a dozen tokens)",
+            None,
+            measured=reports.figures("dragon-latency", as_asked, models=False),
+        ),
+        Row("`drcg-text` over `dragon`", 8.6, measured=times("drcg-text", "dragon"), why="a smaller model's prefill"),
+        Row("`drcg-kv` over `dragon`", 15.3, measured=times("drcg-kv", "dragon"), why="smaller keys and values"),
+    ]
+    return Table(
+        "Figure 7: time to the first token", rows, "At 300 ms; the paper's are means over all of its settings."
+    )
+
+
+def _sizes() -> Table:
+    def megabytes(layers: int, width: int, tokens: int, size: int) -> float:
+        return 2 * layers * width * tokens * size / 1e6
+
+    opt, qwen = megabytes(24, 2048, 128, 4), megabytes(28, 256, 128, 4)
+    rows = [
+        Row(
+            "keys and values of 2 documents of 64 tokens, MB: OPT-1.3B / Qwen2.5-1.5B",
+            (114, 16),
+            (opt, qwen),
+            form=".1f",
+            why=f"float32; the printed sizes are {114 / opt:.1f} and {16 / qwen:.1f} times that, as if about 290 "
+            "tokens travelled",
+        ),
+        Row(
+            "a distribution beside JSON of it, times smaller, V = 50 272",
+            2363,
+            None,
+            form=".0f",
+            why="8-bit ids, as the text says, cannot name 50 272 tokens; ours are exact, [with sizes](dragon.md#sizes)",
+        ),
+    ]
+    return Table("Sections 7.1 and 7.3: sizes", rows)
+
+
+def _figure_8(reports: Reports) -> Table:
+    def seconds(extra: float) -> Measured:
+        def pick(report: Any) -> Sequence[float]:
+            row = next(row for row in report["rows"] if abs(row["extra"] - extra) < 1e-9)
+            return [row["seconds"][name] for name in ("auto", "delta-z", "device", "cloud", "random")]
+
+        return reports.figures("dragon-scheduling", pick, models=False)
+
+    rows = [
+        Row(
+            f"{1e3 * extra:.0f} ms more: auto / delta-z / device / cloud / random",
+            None,
+            measured=seconds(extra),
+            form=".1f",
+        )
+        for extra in (0.0, 0.1, 0.3, 0.5, 1.0)
+    ]
+    text = (
+        "The paper draws seconds for 100 tokens: its rule matches or beats both fixed sides and chance. In the "
+        "simulator `delta-z`, its rule, is not always the better of the two sides; `auto`, ours, also counts what a "
+        "switch costs ([theory.md](theory.md#which-side-aggregates))."
+    )
+    return Table("Figure 8: scheduling", rows, text)
+
+
+def _figure_9() -> Table:
+    link = simulator.steady_link(0.02, 0.5)
+    held = simulator.sample_acceptances(15, 0.8, 0.8, 0)
+    run = simulator.simulate(held, 0.1, 0.05, link, strategy="delta-z")
+    first = next(event for event in run.events if event.kind == "aggregated")
+    rows = [
+        Row("switches in 15 tokens, `delta-z`", 1, None, run.switches, form=".0f"),
+        Row(
+            "first aggregation, s",
+            0.5,
+            None,
+            first.seconds,
+            why="half a round trip and a step; the paper's delays differ",
+        ),
+    ]
+    text = (
+        "One simulated answer at 500 ms more; `dsd-lab theory dragon-pipeline --plot` draws it "
+        "([theory.md](theory.md))."
+    )
+    return Table("Figure 9: a pipeline", rows, text)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab papers measure`: counts that the papers' tables need: tokens, rounds, bytes and passes of real replies.
+
+Models, engine, sessions and messages are the product's own. Seconds follow from these counts by the papers' formulas,
+so another load on the machine changes nothing. A study is resumable: its report is written after every few replies,
+and a run that finds one of the same models continues it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsd_lab.bench.modes import measure_modes
+from dsd_lab.bench.profiles import load_profile
+from dsd_lab.bench.scenes import INSTRUCTIONS, Scene, decode, held_out_scenes, text_models
+from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
+from dsd_lab.report import BenchError, Row, header
+from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import MAX_KEPT, DecodeSettings
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.sequence import next_logits_together
+from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.messages import Draft, Message
+
+_KEEP_S = 20.0  # between two writes of the report
+NARRATIVE = (
+    "Continue this story. The lamp in the harbour office had been burning since noon, because the fog had come in "
+    "early that day and would not leave. Mara counted the boats on her list once more. Eleven had gone out before "
+    "sunrise, and ten lay at the quay with their nets still wet. The eleventh belonged to old Benno, who knew every "
+    "rock of the bay by name and who had never been late for supper. She put on her coat, took the brass horn from "
+    "its hook and walked to the end of the pier. The first note of the horn went out over the water and came back "
+    "softer. After the third note she heard an answer."
+)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row of a study: how its replies are decoded.
+
+    ``cloud_draft``: draft and target are both in the cloud. ``most``: replies at most, where few say enough; 0: all.
+    """
+
+    label: str
+    decode: DecodeSettings
+    cloud_draft: bool = False
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is decoded, how often and by which rows. ``scenes``: the questions, each asked ``draws`` times."""
+
+    name: str
+    models: str  # "pair": the shipped one; "text": SmolLM2-135M and its int8 copy
+    rows: tuple[Contestant, ...]
+    scenes: Callable[[], list[Scene]]
+    draws: int
+
+
+def _sampled(mode: str, gamma: int, tokens: int, **more: Any) -> DecodeSettings:
+    return DecodeSettings(mode=mode, draft_length=gamma, temperature=1.0, max_tokens=tokens, **more)
+
+
+def dssd_study(tokens: int = 32, draws: int = 64) -> Study:
+    """DSSD, section 4: one narrative prompt of 128 tokens, top-k 10, temperature 1, gamma 4, 6 and 8.
+
+    DSD accepts as DSSD does; a few of its replies show its bytes.
+    """
+    rows = tuple(
+        Contestant(f"{mode} gamma {gamma}", _sampled(mode, gamma, tokens, top_k=10), most=8 if mode == "dsd" else 0)
+        for mode in ("dssd", "dsd")
+        for gamma in (8, 6, 4)
+    )
+    return Study("dssd", "text", rows, lambda: [Scene(None, NARRATIVE)], draws)
+
+
+def tslt_study(models: str, vocabulary: int, tokens: int = 32, draws: int = 8) -> Study:
+    """TSLT, section 5: K of 10, 1 and 0.1 % of V and nuclei of rho, as a sequence of three and as <2,2,2>."""
+    kept = {f"K {share:g} %": {"top_k_proof": max(1, round(vocabulary * share / 100))} for share in (10, 1, 0.1)}
+    kept |= {f"rho {rho:g}": {"top_k_proof": MAX_KEPT, "top_rho_proof": rho} for rho in (0.99, 0.9, 0.8)}
+    rows = [
+        Contestant("all of V", _sampled("dsd", 3, tokens)),
+        Contestant("all of V <2,2,2>", _sampled("mc-dsd", 3, tokens)),
+    ]
+    for name, settings in kept.items():
+        rows.append(Contestant(name, _sampled("tslt", 3, tokens, **settings)))
+        rows.append(Contestant(f"{name} <2,2,2>", _sampled("mc-tslt", 3, tokens, **settings)))
+    scenes = (
+        (lambda: [Scene(None, text) for text in INSTRUCTIONS]) if models == "text" else (lambda: held_out_scenes(8))
+    )
+    return Study(f"tslt-{models}", models, tuple(rows), scenes, draws)
+
+
+def cost_study(draws: int = 8) -> Study:
+    """FSD, Table 1 and Figure 1: what a provider could bill for the same replies, by where the draft runs."""
+
+    def of(mode: str, **more: Any) -> DecodeSettings:
+        return DecodeSettings(mode=mode, max_tokens=96, **({"draft_length": 4} if mode != "ar" else {}), **more)
+
+    flight = {"pipeline_depth": 3, "predraft_batch": 8, "predraft_workers": 1}
+    rows = (
+        Contestant("ar", of("ar")),
+        Contestant("cloud-sd", of("ar"), cloud_draft=True),
+        Contestant("dsd", of("dsd")),
+        Contestant("fsd", of("fsd", predraft_workers=2)),
+        Contestant("fsd, three rounds in flight", of("fsd", **flight)),
+    )
+    return Study("cost", "pair", rows, lambda: held_out_scenes(8), draws)
+
+
+class _CountingChannel(LocalChannel):
+    """A channel in this process that counts the rounds sent."""
+
+    drafts = 0
+
+    def send(self, message: Message) -> None:
+        self.drafts += isinstance(message, Draft) and bool(message.tokens or message.autonomous_rounds)
+        super().send(message)
+
+
+def measure(
+    study: Study,
+    out: Path,
+    draft: str,
+    target: str,
+    *,
+    minutes: float = 0.0,
+    progress: Callable[[float, str], None] | None = None,
+) -> dict[str, Any]:
+    """Decode what ``out`` does not hold yet; the report, also written there. ``minutes``: stop after so many, 0: never.
+
+    BenchError, ModelError, LinkError.
+    """
+    if study.models == "text":
+        robot, cloud = map(load_model, text_models("", ""))
+    else:
+        robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
+    scenes = study.scenes()
+    asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
+    report = _begun(study, out, len(asked), header("papers", draft=robot, target=cloud))
+    until, kept_at = time.monotonic() + 60 * minutes, time.monotonic()
+    plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
+    done = sum(row["replies"] for row in report["rows"])
+    total = sum(min(one.most or len(asked), len(asked)) for one in study.rows)
+    # Rows in turn: a run that is cut short has something of each.
+    for number, (scene, seed) in enumerate(asked):
+        for one, row in zip(study.rows, report["rows"], strict=True):
+            if row["replies"] > number or (one.most and number >= one.most):
+                continue
+            if minutes and time.monotonic() > until:
+                _write(out, report)
+                return report
+            settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
+            _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
+            done += 1
+            if progress is not None:
+                progress(done / total, one.label)
+            if time.monotonic() - kept_at > _KEEP_S:
+                kept_at = time.monotonic()
+                _write(out, report)
+    _check(study, report)
+    _write(out, report)
+    return report
+
+
+def _decoded(
+    target: BilledTarget, robot: VisionLanguageModel, settings: DecodeSettings, scene: Scene
+) -> tuple[DecodedReply, Row]:
+    """A reply, and what was counted beside it."""
+    before = dataclasses.asdict(target.bill)
+    with VerifierEngine(target) as engine:
+        channel = _CountingChannel(engine)
+        reply = decode(channel, robot, settings, scene)
+        prompt = int(engine.metrics.registry.get_sample_value("dsd_verifier_prompt_tokens_total") or 0)
+    after = dataclasses.asdict(target.bill)
+    bill = {name: after[name] - before[name] for name in ("passes", "positions", "cloud_drafted")}
+    return reply, {**bill, "prompt_tokens": prompt, "rounds_sent": channel.drafts}
+
+
+def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
+    """Add a reply to its row. The bytes are those of its rounds, without the question."""
+    records = reply.records
+    own = {
+        "replies": 1,
+        "tokens": len(reply.tokens),
+        "rounds": reply.rounds,
+        "drafted": sum(r.drafted for r in records),
+        "accepted": sum(r.accepted for r in records),
+        # Of these the target judged the accepted ones, and one more where it rejected.
+        "judged": sum(r.accepted + (r.accepted < r.depth) for r in records),
+        "bytes_up": sum(r.bytes_up for r in records),
+        "bytes_down": sum(r.bytes_down for r in records),
+        **counted,
+    }
+    for name, amount in own.items():
+        row[name] = row.get(name, 0) + amount
+    row.setdefault("taus", []).append(round(reply.tau, 4))
+    row.setdefault("digests", []).append(zlib.crc32(repr(reply.tokens).encode()))
+
+
+def _check(study: Study, report: dict[str, Any]) -> None:
+    """Greedy rows decode the same replies, or the study is worth nothing."""
+    greedy = [row for one, row in zip(study.rows, report["rows"], strict=True) if one.decode.sampling.greedy]
+    if any(row["digests"] != greedy[0]["digests"] for row in greedy):
+        raise BenchError(f"greedy rows of study {study.name} decoded different tokens; report this")
+
+
+def _begun(study: Study, out: Path, replies: int, head: dict[str, Any]) -> dict[str, Any]:
+    """The report to continue, or a new one."""
+    fresh = {
+        **head,
+        "study": study.name,
+        "model": study.models,
+        "replies_a_row": replies,
+        "rows": [{"label": one.label, "settings": _settings(one), "replies": 0} for one in study.rows],
+    }
+    if not out.is_file():
+        return fresh
+    old = json.loads(out.read_text(encoding="utf-8"))
+    same = all(old.get(key) == fresh[key] for key in ("study", "models"))
+    rows = [(row["label"], row["settings"]) for row in old.get("rows", ())]
+    if not same or rows != [(row["label"], row["settings"]) for row in fresh["rows"]]:
+        return fresh
+    return {**fresh, "rows": old["rows"]}
+
+
+def _settings(one: Contestant) -> Row:
+    """What sets a row apart from the settings' defaults."""
+    usual = DecodeSettings(mode=one.decode.mode)
+    given = {f.name: getattr(one.decode, f.name) for f in dataclasses.fields(usual)}
+    return {name: value for name, value in given.items() if name == "mode" or value != getattr(usual, name)}
+
+
+def _write(out: Path, report: dict[str, Any]) -> None:
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    part.replace(out)
+
+
+def run(
+    study: str,
+    out: Path,
+    draft: str,
+    target: str,
+    *,
+    minutes: float = 0.0,
+    progress: Callable[[float, str], None] | None = None,
+) -> dict[str, Any]:
+    """The study of that name; see ``measure``."""
+    if study == "batch":
+        return measure_batches(out, progress)
+    if study == "queues":
+        return measure_queues(out, draft, target, progress)
+    made = {
+        "cost": cost_study,
+        "dssd": dssd_study,
+        "tslt-pair": lambda: tslt_study("pair", 512),
+        "tslt-text": lambda: tslt_study("text", 49_152),
+    }[study]()
+    return measure(made, out, draft, target, minutes=minutes, progress=progress)
+
+
+BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
+_CONTEXT, _REPEATS = 128, 7
+
+
+def measure_batches(out: Path, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
+    """FSD, Table 9: milliseconds of a pass over so many sequences, one token each, with SmolLM2 and its int8 copy."""
+    robot, cloud = map(load_model, text_models("", ""))
+    report = {**header("papers", draft=robot, target=cloud), "study": "batch", "model": "text", "context": _CONTEXT}
+    for place, (side, model) in enumerate((("target", cloud), ("draft", robot))):
+        report[side] = _batches(model)
+        if progress is not None:
+            progress((place + 1) / 2, side)
+    _write(out, report)
+    return report
+
+
+def _batches(model: VisionLanguageModel) -> list[Row]:
+    first = model.prefill(None, NARRATIVE)
+    first.append([1 + place % 64 for place in range(max(1, _CONTEXT - first.prompt_length))])
+    first.next_logits()
+    seconds: dict[int, list[float]] = {batch: [] for batch in BATCHES}
+    for turn in range(_REPEATS + 1):  # sizes in turn, so that none has the quiet minutes to itself
+        for batch, times in seconds.items():
+            sequences = [first.fork() for _ in range(batch)]
+            for place, sequence in enumerate(sequences):
+                sequence.append([2 + (place + turn) % 64])
+            began = time.perf_counter()
+            next_logits_together(sequences)
+            times.append(time.perf_counter() - began)
+    return [{"batch": batch, "median_ms": 1e3 * statistics.median(times[1:])} for batch, times in seconds.items()]
+
+
+def measure_queues(
+    out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
+) -> dict[str, Any]:
+    """FSD, Table 7 and Figure 4a where queues matter: 1 to 3 workers, gamma 8, T = 1, 4 kbit/s down."""
+    profile = dataclasses.replace(load_profile("go2-a100"), name="go2-a100, 4 kbit/s down", gamma=8)
+    profile = dataclasses.replace(profile, link=dataclasses.replace(profile.link, rate_down_bps=4e3))
+    common = {"predraft_source": "exits", "draft_length": 8, "temperature": 1.0}
+    swept = "predraft_workers=1,2,3", "predraft_policy=priority,random,fifo", "exit_policy=priority,fifo"
+    sweeps = [parse_sweep(text) for text in swept]
+    variants = crossed(parse_modes("ar fsd", common), sweeps)
+    report = measure_modes(
+        profile,
+        variants,
+        4,
+        draft,
+        target,
+        sweeps=sweeps,
+        progress=lambda done, total, variant, _: progress(done / total, variant.label) if progress else None,
+    )
+    _write(out, report)
+    return report

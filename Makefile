@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: help setup demo smoke test test-all vllm-venv test-engine lint format lock sbom train clean distclean
+.PHONY: help setup demo smoke test test-all vllm-venv test-engine figures lint format lock sbom train clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -39,6 +39,9 @@ vllm-venv: ## make .venv-vllm: vLLM for CPUs, for dsd verifier --backend vllm (3
 
 test-engine: setup vllm-venv ## the tests with a real vLLM: 20 minutes
 	@$(IN) $(BIN)/python -m pytest -m engine $(ARGS)
+
+figures: setup ## measure every figure of the pages that is of earlier weights or code; ARGS="--dry-run", "modes-*"
+	@$(IN) $(BIN)/dsd-lab figures $(ARGS)
 
 lint: setup ## ruff, and the type checker
 	@$(BIN)/ruff check .

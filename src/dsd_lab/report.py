@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
+import functools
+import hashlib
+import importlib.metadata
 import math
 import os
 import platform
@@ -16,7 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 Row = dict[str, Any]
+SOURCE = Path(__file__).resolve().parents[1]
+CODE = ("dsd_ros/decoding", "dsd_ros/vlm", "dsd_ros/wire", "dsd_ros/edge", "dsd_ros/cloud")  # decodes a reply
+CONFIDENCE = 0.95  # of every interval
+_RESAMPLES = 2000
+_MEASURED = ("src", "config", "launch", "models")  # changes elsewhere change no figure
 
 
 class BenchError(ValueError):
@@ -29,26 +40,101 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
         raise BenchError(f"{name} is {value:g}{unit}; use {low} to {high}{unit}")
 
 
-def header(bench: str, **models: Any) -> dict[str, Any]:
-    """What a report's figures were measured with; ``models`` by role, each a loaded model or its path."""
+def header(bench: str, /, code: Sequence[str] = CODE, **models: Any) -> dict[str, Any]:
+    """What a report's figures were measured with, the first keys of every report.
+
+    ``models``: by role, each a loaded model, or the path or fingerprint of one. ``code``: what is measured, as files or
+    folders under src; ``code_digest`` of them tells whether a report is of the present code.
+    """
     return {
         "bench": bench,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "dsd-lab"), *sys.argv[1:]]),
-        "machine": machine() + (f", torch {sys.modules['torch'].__version__}" if "torch" in sys.modules else ""),
-        "models": {role: _fingerprint(model) for role, model in models.items()},
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
+        "code": {"of": list(code), "digest": code_digest(code)},
+        "command": command_line(sys.argv),
+        "machine": machine(),
+        "torch": importlib.metadata.version("torch"),
+        "models": {role: _described(model) for role, model in models.items()},
     }
 
 
+def command_line(argv: Sequence[str]) -> str:
+    """The command as it can be typed again: without the files that it writes, nor folders of this machine."""
+    words = [Path(argv[0]).name.replace("__main__.py", "dsd-lab")]
+    given = iter(argv[1:])
+    for word in given:
+        flag, equals, value = word.partition("=")
+        if flag in ("--json", "--plot"):
+            if not equals:
+                next(given, None)
+        elif equals and Path(value).is_absolute():
+            words.append(f"{flag}={_relative(Path(value))}")
+        else:
+            words.append(_relative(Path(word)) if Path(word).is_absolute() else word)
+    return shlex.join(words)
+
+
+@functools.cache
+def _source_digest(path: Path) -> str:
+    """16 hex digits of a Python file, comments, docstrings and layout left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+
+
+def code_digest(code: Sequence[str]) -> str:
+    """16 hex digits of the Python code under these files and folders of src; docstrings do not count."""
+    patterns = [name if name.endswith(".py") else f"{name}/**/*.py" for name in code]
+    paths = sorted({path for pattern in patterns for path in SOURCE.glob(pattern)})
+    lines = [f"{path.relative_to(SOURCE)} {_source_digest(path)}" for path in paths]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
 def machine() -> str:
-    """This machine in words: processor, cores, system."""
+    """This machine in words, nameless: processor, cores, memory, system."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
         name = found.group(1) if found else name
-    return f"{name}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}"
+
+
+def share(values: Sequence[bool]) -> dict[str, Any]:
+    """{"value", "low", "high", "of"} of a share (E. B. Wilson, 1927); the value of nothing is None."""
+    from scipy.stats import binomtest
+
+    hits, of = sum(map(bool, values)), len(values)
+    if of == 0:
+        return {"value": None, "low": 0.0, "high": 1.0, "of": 0}
+    low, high = binomtest(hits, of).proportion_ci(CONFIDENCE, method="wilson")
+    return {"value": hits / of, "low": float(low), "high": float(high), "of": of}
+
+
+def ratio(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> dict[str, Any]:
+    """The same of a mean, or of sum(tops) / sum(bottoms): 2000 seeded resamples of the pairs (B. Efron, 1979)."""
+    if len(tops) == 0:
+        return {"value": None, "low": None, "high": None, "of": 0}
+    above = np.asarray(tops, dtype=np.float64)
+    below = np.ones(len(above)) if bottoms is None else np.asarray(bottoms, dtype=np.float64)
+    rng = np.random.default_rng([0, 80])
+    rows = (rng.integers(len(above), size=len(above)) for _ in range(_RESAMPLES))
+    found = [above[some].sum() / max(below[some].sum(), 1e-12) for some in rows]
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    value = above.sum() / max(below.sum(), 1e-12)
+    return {"value": float(value), "low": float(low), "high": float(high), "of": len(tops)}
+
+
+def geometric(ratios: Sequence[float]) -> dict[str, Any]:
+    """The same of a geometric mean of positive numbers, such as speed-ups picture by picture."""
+    found = ratio([math.log(one) for one in ratios])
+    return {key: math.exp(found[key]) if key != "of" and found[key] is not None else found[key] for key in found}
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -93,18 +179,30 @@ def median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def _commit() -> str:
-    """The commit of the source tree, with "-dirty" after changes; "" outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+def _git(*words: str) -> str:
+    """What git says of the source tree; "" outside a checkout."""
     try:
+        command = ["git", "-C", str(SOURCE.parent), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def _fingerprint(model: Any) -> str:
-    if not isinstance(model, (str, Path)):
-        return str(model.fingerprint)
-    from dsd_ros.vlm.loading import model_fingerprint
+def _relative(path: Path) -> str:
+    """A path within the checkout, or only the name of one elsewhere."""
+    root = SOURCE.parent
+    return str(path.relative_to(root)) if path.is_relative_to(root) else path.name
 
-    return model_fingerprint(Path(model)) if Path(model).is_dir() else str(model)
+
+def _described(model: Any) -> dict[str, str]:
+    """{"name", "fingerprint"} of a loaded model, a model's folder or file, or a bare fingerprint."""
+    from dsd_ros.vlm.loading import file_fingerprint, model_fingerprint
+
+    if not isinstance(model, (str, Path)):
+        return {"name": Path(model.name).name, "fingerprint": model.fingerprint}
+    path = Path(model)
+    if path.is_dir():
+        return {"name": path.resolve().name, "fingerprint": model_fingerprint(path)}
+    if path.is_file():
+        return {"name": path.name, "fingerprint": file_fingerprint(path)}
+    return {"name": "", "fingerprint": str(model)}

@@ -28,7 +28,7 @@ from dsd_lab.bench.profiles import TABLE_9, Curve, Profile
 from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
-from dsd_lab.report import BenchError, cell, check_range, header, table
+from dsd_lab.report import CODE, BenchError, cell, check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, OnEarly
@@ -42,6 +42,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.messages import Outcome
 
+_CODE = (*CODE, "dsd_lab/bench/fleet.py", "dsd_lab/bench/pace.py")
 MAX_ROBOTS = 64
 SPREAD_S = 0.002  # by how much robots in step are apart in a simulation: the first begins a pass, the others wait
 _SIMULATED = (("tokens_per_second", ".1f"), ("reply_seconds_median", ".2f"), ("reply_seconds_p95", ".2f"))
@@ -149,7 +150,7 @@ def measure_fleet(
     _compare(rows, workload, replies)
     comparable = settings.temperature == 0 or settings.proven_by is Proof.COUPLED
     return {
-        **header("fleet", draft=robot, target=cloud or fingerprint),
+        **header("fleet", _CODE, draft=robot, target=cloud or fingerprint),
         "profile": dataclasses.asdict(profile),
         "decode": dataclasses.asdict(settings),
         "replies": replies,

@@ -16,11 +16,12 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
 from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
-from dsd_lab.report import BenchError, Row, cell, header, rounded, table
+from dsd_lab.report import CODE, BenchError, Row, cell, header, rounded, table
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 
+_CODE = (*CODE, "dsd_lab/bench/modes.py", "dsd_lab/bench/pace.py", "dsd_lab/links/emulation.py")
 LATE = 0.05  # share by which a held time may be exceeded before the report warns
 FORMULA = (
     "predicted: the paper's formulas (FSD Table 4) with the figures measured in the row; they leave out reading "
@@ -87,7 +88,7 @@ def make_report(
     notes += _late(rows, profile)
     notes += [FORMULA, "memory and threads in the JSON are this process's, which holds both ends."]
     return {
-        **header("modes", **models),
+        **header("modes", _CODE, **models),
         "profile": profile.name,
         **setting,
         "temperature": common.temperature,

@@ -298,7 +298,7 @@ def plan(
             done = (number * len(fleets) + place + 1) / (len(limits) * len(fleets))
             progress(done, f"{size} robots within {limit:g} s: {rows[-1]['verifiers']} verifiers")
     return {
-        **header("plan"),
+        **header("plan", ("dsd_lab/bench/plan.py",)),
         "seed": seed,
         "alone_s": alone,
         "workload": msgspec.to_builtins(replace(workload, replies=())) | {"replies": len(workload.replies)},

@@ -38,6 +38,7 @@ from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import own_choice
 from dsd_ros.wire.channel import LocalChannel
 
+_CODE = ("dsd_ros/dragon", "dsd_lab/dragon/bench.py")
 PASSAGE_TOKENS = 64
 JITTER = 0.2
 VOCABULARIES = (49_152, 151_936)  # SmolLM2's, and Qwen2.5's
@@ -333,7 +334,7 @@ def measure_bytes(
                     }
                 )
     return {
-        **header("dragon-bytes", both=model),
+        **header("dragon-bytes", _CODE, both=model),
         "model": model.name,
         "questions": questions,
         "max_tokens": max_tokens,
@@ -386,7 +387,7 @@ def make_report(
     trips = dict.fromkeys(row["trip_ms"] for row in rows)
     bars = [_bars(rows, trip, bench["mbps"]) for trip in trips if _find(rows, "device", trip) is not None]
     return {
-        **header("dragon", both=model),
+        **header("dragon", _CODE, both=model),
         "corpus": SOURCE,
         "passages": passages,
         "model": model.name,

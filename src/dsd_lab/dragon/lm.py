@@ -23,6 +23,7 @@ from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
 
 NONE, CRCG, DRCG, DRAGON = "none", "crcg", "drcg", "dragon"
+_CODE = ("dsd_ros/dragon", "dsd_lab/dragon/lm.py")
 METHODS = (NONE, CRCG, DRCG, DRAGON)
 _RESAMPLED = 2000  # of windows, for standard errors
 
@@ -181,7 +182,7 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
     last = len(setting.documents) - 1
     best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
     return {
-        **header("dragon-lm", both=model),
+        **header("dragon-lm", _CODE, both=model),
         "corpus": SOURCE,
         "passages": passages,
         "model": model.name,

@@ -44,13 +44,14 @@ from dsd_lab.faults.plan import (
 from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
-from dsd_lab.report import header
+from dsd_lab.report import CODE, header
 from dsd_ros.cli.demo_run import address_in
 from dsd_ros.ros.bringup import plan as demo_plan
 from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Outcome, SessionClose
 
+_CODE = (*CODE, "dsd_ros/navigation", "dsd_ros/nodes", "dsd_ros/ros")
 _MARK = "DSD_FAULTS_BENCH"  # in the environment of every process, to find what is left over
 LOSS, JITTER_S = 0.05, 0.3
 
@@ -232,7 +233,7 @@ def measure_faults(
                 break
     problems = [problem for report in reports for problem in report.pop("problems")]
     return {
-        **header("faults", draft=settings.draft, target=settings.target),
+        **header("faults", _CODE, draft=settings.draft, target=settings.target),
         "seed": settings.seed,
         "count": len(trials),
         "interrupted": interrupted,

@@ -380,7 +380,8 @@ def measure_safety(
                     figures = {"median_s": statistics.median(times), "worst_s": max(times)}
                     rows.append(row | {name: round(value, 4) for name, value in figures.items()})
     worst = max(row["worst_s"] for row in rows)
-    return {**header("safety"), "load": load, "realtime": realtime, "worst_s": worst, "rows": rows}
+    code = ("dsd_ros/navigation", "dsd_ros/nodes/supervisor_node.py")
+    return {**header("safety", code), "load": load, "realtime": realtime, "worst_s": worst, "rows": rows}
 
 
 def render(report: dict[str, Any]) -> str:

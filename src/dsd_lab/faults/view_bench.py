@@ -112,7 +112,7 @@ def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Prog
     longer, error = median_difference(replies[True], replies[False])
     models = {role: models_directory() / role for role in ("draft", "target")}
     return {
-        **header("view", **models),
+        **header("view", ("dsd_ros/observe",), **models),
         "replies": len(replies[True]),
         "pictures": frames,
         "pictures_per_second": round(frames / span, 2),

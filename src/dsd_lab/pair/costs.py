@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.pair.figures import ratio
+from dsd_lab.report import ratio
 from dsd_ros.vlm.model import VisionLanguageModel
 
 VERIFIED = 5  # tokens of a timed verification, after the one that is pending

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dsd_lab.pair.costs import REPEATS, exit_agreement, time_model
 from dsd_lab.pair.figures import (
     Figures,
@@ -41,7 +39,7 @@ from dsd_lab.pair.scenes import (
     scenes_of,
 )
 from dsd_lab.pair.settings import PairSettings
-from dsd_lab.report import machine
+from dsd_lab.report import header
 from dsd_lab.train.exits.training import write_card as write_exits
 from dsd_lab.train.pair import train_pair
 from dsd_lab.train.replies import Speaker
@@ -53,6 +51,7 @@ from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import ModelSettings, resolve_directory
 
 GAMMA = 4  # drafted tokens per round
+CODE = ("dsd_lab/pair", "dsd_lab/worlds", "dsd_ros/robot/sim", "dsd_ros/vlm/backbones.py")
 _FOR_EXITS = 100  # replies
 
 
@@ -107,7 +106,7 @@ def evaluate_pair(
             task.report("acceptance", 0.95)
             figures |= _acceptance(speaker, [scenes[n] for n in whole], [replies[n] for n in whole], situations)
     figures["bars"] = bars(figures)
-    return figures
+    return header("pair", CODE, **{role: resolve_directory(path) for role, path in roles.items()}) | figures
 
 
 def _checked(settings: PairSettings) -> tuple[str, ...]:
@@ -160,7 +159,6 @@ class _Task:
         self.counted = [name for name in situations if name != DEMO] or list(situations)
         self.replies: list[list[int]] = []  # of the model that was measured last
         self.figures: Figures = {
-            "machine": f"{machine()}, torch {torch.__version__}",
             "situations": list(situations),
             "split": str(settings.split),
             "scenes": settings.scenes,

@@ -49,17 +49,22 @@ def render(figures: Figures) -> str:
     return "\n".join([*lines, "In brackets: 95 % confidence intervals; ms: CPU time (wall time)."])
 
 
-def write_page(folder: Path, figures: Figures, command: str) -> Path:
-    """Write ``pair.md`` into a folder; returns its path. ``command`` is what measured the figures."""
+def pair_page(figures: Figures, command: str = "") -> str:
+    """The page ``pair.md`` of a pair's figures; ``command``: what measured them, unless the figures say so."""
     missed = [
         (name, ", ".join(f"{n} {how}" for how, n in row["ended"].items()), ", ".join(map(str, row["missed_seeds"])))
         for name, row in figures["target"]["situations"].items()
         if row["missed_seeds"]
     ]
+    values = {"command": command or figures["command"], "missed": missed} | _values(figures)
+    return render_template("pair/page.md", **values).strip("\n")
+
+
+def write_page(folder: Path, figures: Figures, command: str) -> Path:
+    """Write ``pair.md`` into a folder; returns its path. ``command`` is what measured the figures."""
     path = folder / "pair.md"
     kept = _KEPT.search(path.read_text(encoding="utf-8")) if path.exists() else None
-    text = render_template("pair/page.md", command=command, missed=missed, **_values(figures))
-    path.write_text(text.rstrip("\n") + "\n" + (kept[0] if kept else ""), encoding="utf-8")
+    path.write_text(pair_page(figures, command) + "\n" + (kept[0] if kept else ""), encoding="utf-8")
     return path
 
 

@@ -60,7 +60,7 @@ def test_a_verifier_at_an_address_is_measured_by_its_own_metrics(tiny_pair, tmp_
         assert main(["bench", "fleet", *words.split(), *told[:2], "--metrics", server.url.replace("ws", "http")]) == 2
     found = json.loads(report.read_text())
     one, three = found["rows"]
-    assert found["exact"] and found["models"]["target"] == engine.model.fingerprint
+    assert found["exact"] and found["models"]["target"]["fingerprint"] == engine.model.fingerprint
     assert one["mean_batch"] == 1 <= three["mean_batch"] <= 3
     assert one["simulated"]["tokens_per_second"] > 0 and read_workload(report).pass_s[0][1] == one["pass_seconds"] > 0
     assert {one["max_batch"], three["largest_batch"]} == {None}

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dsd_lab.pair.figures import ratio, share
+from dsd_lab.report import ratio, share
 
 
 @pytest.mark.parametrize(("hits", "of"), [(0, 7), (7, 7), (1, 10), (97, 100), (333, 1000)])

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab figures`: measure every report that is not of the present weights and code, and write the pages.
+
+Each report is a command of ``runs.toml``, run in a process of its own. It replaces the report before only when it ends
+well, so a run that is killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from dsd_lab.figures.pages import ROOT, Pages, report_path
+from dsd_lab.report import BenchError, code_digest
+from dsd_ros.vlm.loading import model_fingerprint
+
+CURRENT = "current"
+_PROGRAM = [sys.executable, "-c", "from dsd_lab.cli.main import run; run()"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a report is measured."""
+
+    name: str
+    command: str
+    minutes: float  # on two cores
+    plot: str = ""  # a picture of docs/images, without its ending
+    needs: str = ""  # a report that must be measured before
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of dsd-lab."""
+        return shlex.split(self.command)[1:]
+
+
+def load_runs(path: Path | None = None) -> dict[str, Run]:
+    """Every run of runs.toml by name, in order."""
+    text = (path or Path(__file__).with_name("runs.toml")).read_text(encoding="utf-8")
+    return {name: Run(name, **values) for name, values in tomllib.loads(text).items()}
+
+
+def select(runs: dict[str, Run], names: Sequence[str]) -> list[Run]:
+    """The runs of these names, or all; patterns such as modes-* name several. BenchError for an unknown one."""
+    chosen: list[Run] = []
+    for name in names or ["*"]:
+        found = [run for run in runs.values() if fnmatchcase(run.name, name)]
+        if not found:
+            raise BenchError(f"there is no report {name!r}; name some of {', '.join(runs)}")
+        chosen += [run for run in found if run not in chosen]
+    return chosen
+
+
+def shipped(root: Path = ROOT) -> dict[str, str]:
+    """The fingerprint of each model that ships, by name."""
+    return {path.parent.name: model_fingerprint(path.parent) for path in sorted(root.glob("models/*/config.json"))}
+
+
+def other_weights(report: Any, ships: dict[str, str]) -> str:
+    """Why a report is not of the models that ship, as a clause; "" if it is. Models from elsewhere do not count."""
+    if not isinstance(report, dict) or "models" not in report:
+        return "does not say which models it measured"
+    for role, model in report["models"].items():
+        name = model["name"]
+        if name in ships and model["fingerprint"] != ships[name]:
+            return f"measured another {role} than the one that ships"
+    return ""
+
+
+def state_of(run: Run, ships: dict[str, str], root: Path = ROOT) -> str:
+    """CURRENT, or why the report has to be measured."""
+    try:
+        report = json.loads(report_path(run.name, root).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "is not there"
+    except ValueError:
+        return "is no JSON"
+    if why := other_weights(report, ships):
+        return why
+    if report.get("command") != shlex.join(shlex.split(run.command)):
+        return "was measured by another command"
+    if report.get("code", {}).get("digest") != code_digest(report.get("code", {}).get("of", ())):
+        return "is of earlier code"
+    return CURRENT
+
+
+def measure(run: Run, root: Path = ROOT) -> str:
+    """Measure one report; "" or why it failed. Its output goes to this process's."""
+    path = report_path(run.name, root)
+    with tempfile.TemporaryDirectory(prefix="dsd-figures-") as folder:
+        made = Path(folder) / path.name
+        command = [*_PROGRAM, *run.words, "--json", str(made)]
+        if run.plot:
+            command += ["--plot", str(root / "docs" / "images" / f"{run.plot}.png")]
+        code = subprocess.run(command, cwd=root, check=False).returncode
+        if not made.is_file():
+            return f"exit code {code}"
+        path.write_bytes(made.read_bytes())
+    return "" if code == 0 else f"measured, but its command ended with exit code {code}"
+
+
+def make_figures(
+    names: Sequence[str],
+    again: bool = False,
+    root: Path = ROOT,
+    runs: dict[str, Run] | None = None,
+    say: Callable[[str], None] = print,
+    ask: Callable[[Run, Path], str] = measure,
+) -> list[str]:
+    """Measure the reports that need it, writing the pages after each; a sentence for each failure."""
+    chosen, ships = select(runs or load_runs(), names), shipped(root)
+    states = {run.name: state_of(run, ships, root) for run in chosen}
+    todo = [run for run in chosen if again or states[run.name] != CURRENT]
+    for line in plan_lines(chosen, states, todo):
+        say(line)
+    failures = []
+    for number, run in enumerate(todo, 1):
+        say(f"\n[{number}/{len(todo)}] {run.name}, about {run.minutes:g} min: {run.command}")
+        began = time.monotonic()
+        if failed := ask(run, root):
+            failures.append(f"{run.name}: {failed}")
+            say(failures[-1])
+        failures += write_pages(root, say)
+        say(f"{run.name}: {(time.monotonic() - began) / 60:.1f} min")
+    return failures if todo else write_pages(root, say)
+
+
+def plan_lines(chosen: Iterable[Run], states: dict[str, str], todo: Sequence[Run]) -> list[str]:
+    """What will be measured and why, and how long it takes."""
+    lines = [f"{run.name}: {states[run.name]}" + ("" if run in todo else ", skipped") for run in chosen]
+    return [*lines, f"{len(todo)} to measure, about {sum(run.minutes for run in todo):.0f} minutes on two idle cores"]
+
+
+def write_pages(root: Path = ROOT, say: Callable[[str], None] = print) -> list[str]:
+    """Fill in the blocks of every page; what could not be, as sentences."""
+    pages, failures = Pages(root), []
+    for path in pages.paths():
+        try:
+            text = pages.filled(path)
+        except BenchError as error:
+            failures.append(f"{path.name}: {error}")
+            continue
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            say(f"wrote {path.relative_to(root)}")
+    return failures

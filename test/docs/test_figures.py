@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every measured figure that a page shows comes from a report, and every report is of the weights that ship."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, text_of
+
+from dsd_lab.cli.main import LAB
+from dsd_lab.figures.pages import BLOCKS, Pages
+from dsd_lab.figures.runs import load_runs, other_weights, shipped
+from dsd_lab.report import BenchError
+from dsd_ros.cli.main import parse
+from dsd_ros.decoding.modes import PRESETS
+
+# Reports from before they named their models. `make figures` measures them anew: then take them out here.
+OF_BEFORE = {
+    "auto", "best", "dragon-bytes", "dragon-latency", "dragon-lm", "dragon-scheduling", "faults", "modes-gamma",
+    "modes-go2", "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety", "safety-load", "soak", "view",
+    "wire", "wire-link", "wire-text",
+}  # fmt: skip
+REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
+
+
+def test_every_block_is_what_its_reports_give() -> None:
+    different = [str(path.relative_to(ROOT)) for path in Pages(ROOT).different()]
+    assert not different, f"run `make figures ARGS=--pages`: it would change {', '.join(different)}"
+
+
+def test_every_template_fills_a_block() -> None:
+    assert {name for _, name in Pages(ROOT).blocks()} == {path.stem for path in BLOCKS.glob("*.md")}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_is_of_the_models_that_ship(name: str) -> None:
+    report = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+    why = other_weights(report, shipped(ROOT))
+    if name in OF_BEFORE:
+        assert why, f"{name} has been measured anew: take it out of OF_BEFORE"
+        assert "history" in (report[0] if isinstance(report, list) else report)
+    else:
+        assert not why, f"benchmarks/{name}.json {why}; run `make figures ARGS={name}`"
+
+
+def test_figures_of_other_weights_are_noticed(tmp_path: Path) -> None:
+    """A page, its report and a model, copied: each change of one of them is noticed."""
+    for folder in ("benchmarks", "models"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    pages = Pages(tmp_path)
+    assert not [path for path in pages.different() if path.name == "README.md"]
+    pair = tmp_path / "benchmarks" / "pair.json"
+    report = json.loads(pair.read_text())
+    assert "pair" in pages.used["pair"] and not other_weights(report, shipped(tmp_path))
+    weights = tmp_path / "models" / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert "another draft" in other_weights(report, shipped(tmp_path))
+    report["target"]["all"]["actions_right"]["value"] -= 0.01
+    pair.write_text(json.dumps(report))
+    assert tmp_path / "README.md" in pages.different()
+    pages.write()
+    assert not pages.different()
+    pair.unlink()
+    with pytest.raises(BenchError, match=r"block pair shows pair\.json, which is not there"):
+        pages.different()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.json")), ids=lambda path: path.stem)
+def test_a_report_names_no_machine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert platform.node() not in text or len(platform.node()) < 4
+    assert not re.search(r'[" ]/(home|root|tmp|work|Users|mnt)/', text)
+
+
+def test_every_run_is_a_command_that_parses() -> None:
+    runs = load_runs()
+    for run in runs.values():
+        parse([*run.words, "--json", "x.json", *(["--plot", "x.png"] if run.plot else [])], LAB)
+        assert run.minutes > 0
+    assert len({run.command for run in runs.values()}) == len(runs)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_report_that_a_page_names_is_there(page: Path) -> None:
+    for name in re.findall(r"benchmarks/([\w-]+\.json)", text_of(page)):
+        assert (ROOT / "benchmarks" / name).is_file(), f"{page.name} names {name}"
+
+
+def test_the_page_names_every_mode() -> None:
+    page = text_of(ROOT / "docs" / "modes.md")
+    assert {name for name in PRESETS if f"`{name}`" in page} == set(PRESETS)

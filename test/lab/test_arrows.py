@@ -23,10 +23,11 @@ ARROWS: dict[str, set[str]] = {
     "pair": {"worlds", "train"},
     "bench": {"links", "papers", "worlds", "train", "pair"},
 }
+ARROWS["figures"] = {"pair"}
 ARROWS["reproduce"] = {"bench", *ARROWS["bench"]}
 ARROWS["dragon"] = {"bench", *ARROWS["bench"]}
 ARROWS["faults"] = {"dragon", *ARROWS["dragon"]}
-ARROWS["cli"] = {"faults", "reproduce", *ARROWS["faults"]}
+ARROWS["cli"] = {"faults", "figures", "reproduce", *ARROWS["faults"]}
 
 
 def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:

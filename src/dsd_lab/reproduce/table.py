@@ -151,7 +151,8 @@ class Reports:
             return False
         if report.get("model") == "text" or "models" not in report:
             return report.get("model") == "text"
-        return all(self._shipped.get(role, mark) == mark for role, mark in report["models"].items())
+        marks = {role: model["fingerprint"] for role, model in report["models"].items()}
+        return all(self._shipped.get(role, mark) == mark for role, mark in marks.items())
 
 
 def labelled(report: Any, label: str) -> Any:

@@ -95,7 +95,10 @@ def test_a_report_of_other_weights_is_not_shown(tmp_path: Path) -> None:
         ("other", {"draft": "x", "target": "t"}),
         ("old", None),
     ):
-        report = {"rows": [{"label": "dsd", "tau": 3.0}], **({} if models is None else {"models": models})}
+        report = {
+            "rows": [{"label": "dsd", "tau": 3.0}],
+            **({} if models is None else {"models": {role: {"fingerprint": mark} for role, mark in models.items()}}),
+        }
         (tmp_path / f"{name}.json").write_text(json.dumps(report))
     reports = Reports(tmp_path, {"draft": "d", "target": "t"}, {})
 

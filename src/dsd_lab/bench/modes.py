@@ -15,7 +15,7 @@ from typing import Any
 from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.pace import Pace, paced
 from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes
+from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.report import BenchError, check_range
@@ -36,9 +36,10 @@ def measure_modes(
     profile: Profile,
     variants: Sequence[Variant],
     images: int,
-    draft: str,
-    target: str,
+    draft: str | ModelSettings,
+    target: str | ModelSettings,
     *,
+    prompts: Sequence[str] = (),
     transport: str = "local",
     time_scale: float = 1.0,
     seed: int = 0,
@@ -47,13 +48,15 @@ def measure_modes(
 ) -> dict[str, Any]:
     """Decode ``images`` held-out pictures with every variant in turn; the report of ``modes_report``.
 
+    A text model gets instructions instead: the first ones of ``prompts``, or of ``scenes.INSTRUCTIONS``.
     Every time of the profile is multiplied by ``time_scale`` while measuring, and reported times are divided by it.
     progress(replies done, replies in all, variant, reply) after each reply. ValueErrors, ModelError, LinkError.
     """
     _check(profile, variants, images, transport, time_scale)
-    scenes = held_out_scenes(images)
     # One thread each: the models share this machine, and their threads would wait for each other.
-    robot, cloud = (paced(load_model(ModelSettings(path, threads=1))) for path in (draft, target))
+    settled = (ModelSettings(given, threads=1) if isinstance(given, str) else given for given in (draft, target))
+    robot, cloud = (paced(load_model(settings)) for settings in settled)
+    scenes = held_out_scenes(images) if cloud.reads_pictures else text_scenes(images, prompts)
     stretched = profile.stretched(time_scale)
     measured = [Measured(variant, []) for variant in variants]
     with _verifier(cloud, transport) as connect:

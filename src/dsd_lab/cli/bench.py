@@ -97,6 +97,12 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     return EXIT_DONE
 
 
+TEXT_MODEL = (
+    "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
+    "text: the pretrained SmolLM2-135M"
+)
+
+
 @arguments
 class BenchModesArguments:
     profile: str = flag("go2-a100", "one of config/profiles.yaml")
@@ -109,7 +115,9 @@ class BenchModesArguments:
         [], "gamma=1..10 or predraft_workers=1,3,6; if given several times, the sweeps are crossed",
         metavar="SETTING=VALUES",
     )  # fmt: skip
-    images: int = flag(8, "pictures")
+    images: int = flag(8, "pictures, or instructions for a text model")
+    model: str = flag("", TEXT_MODEL, metavar="DIR")
+    prompts: Path | None = flag(None, "instructions for a text model, one a line (default: eight of the bench's own)")
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
     )
@@ -132,6 +140,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     from dsd_lab.bench.modes import measure_modes
     from dsd_lab.bench.modes_report import draw, render
     from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.scenes import read_prompts
     from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
     from dsd_lab.plotting import check_plot
 
@@ -146,7 +155,8 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
             profile,
             variants,
             args.images,
-            **_models(args),
+            **(_text_models(args) if args.model else _models(args)),
+            prompts=read_prompts(args.prompts) if args.prompts is not None else (),
             transport=args.transport,
             time_scale=args.time_scale,
             seed=common.get("seed", 0),
@@ -155,6 +165,16 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
         )
     _finish(report, render(report), args, draw)
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
+
+
+def _text_models(args: Any) -> dict[str, Any]:
+    """Draft and target of ``--model``; BenchError."""
+    from dsd_lab.bench.scenes import text_models
+
+    if getattr(args, "target", ""):
+        raise ValueError("--model and --target both name the target; leave one out")
+    draft, target = text_models(args.draft, "" if args.model == "text" else args.model)
+    return {"draft": draft, "target": target}
 
 
 @arguments

@@ -58,7 +58,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     quick_import("transformers.modeling_utils")
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
-        model = _load_gguf(path, settings)
+        model = _load_gguf(path, settings, exits)
     else:
         model = _load_directory(resolve_directory(settings.path), settings, exits)
     if settings.threads:
@@ -141,13 +141,37 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     name = directory.resolve().name if user_path(settings.path).is_dir() else settings.path
     fingerprints = model_fingerprint(directory), tokenizer_hash
     model = _model(directory, name, backbone, tokenizer, template, fingerprints, settings)
-    if exits:
-        dtype = backbone.language.embed_tokens.weight.dtype
-        model.exits = load_exits(directory, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device)
+    return _with_exits(model, directory) if exits else model
+
+
+def _load_gguf(path: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
+    hf, tokenizer = read_gguf(path, settings)
+    if not isinstance(tokenizer.chat_template, str):
+        raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
+    special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
+    backbone, backend = TextBackbone(hf), tokenizer.backend_tokenizer
+    template = PromptTemplate(TEXT_PROMPT, tokenizer.chat_template, True, special, _markers(backend))
+    fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
+    model = _model(path, path.name, backbone, backend, template, fingerprints, settings)
+    return _with_exits(model, path) if exits else model
+
+
+def _with_exits(model: VisionLanguageModel, path: Path) -> VisionLanguageModel:
+    """The model with the exits stored for the directory or GGUF file ``path``, if there are any."""
+    dtype = model.hf.get_input_embeddings().weight.dtype
+    model.exits = load_exits(
+        exits_home(path), model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device
+    )
     return model
 
 
-def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
+def exits_home(path: Path) -> Path:
+    """The folder that holds a model's exits: its directory, or beside a GGUF file one of its name."""
+    return path.with_suffix("") if path.suffix == ".gguf" else path
+
+
+def read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
+    """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded; ModelError."""
     check_fetched(path)
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
@@ -155,22 +179,14 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
     if settings.quantization == "4bit":
         raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
     try:
-        hf, tokenizer = _read_gguf(path, settings)
+        return _read_gguf(path, settings)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a GGUF model: {_first_line(error)}") from error
-    if not isinstance(tokenizer.chat_template, str):
-        raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
-    special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
-    backbone, backend = TextBackbone(hf), tokenizer.backend_tokenizer
-    template = PromptTemplate(TEXT_PROMPT, tokenizer.chat_template, True, special, _markers(backend))
-    fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
-    return _model(path, path.name, backbone, backend, template, fingerprints, settings)
 
 
 def _read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
-    """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded."""
     from gguf import GGUFReader
     from transformers import AutoTokenizer, LlamaForCausalLM
 

@@ -13,7 +13,7 @@ from builtin_interfaces.msg import Duration
 from PIL import Image as PillowImage
 from rclpy.context import Context
 from rclpy.serialization import serialize_message
-from ros_rig import picture
+from ros_rig import picture, repeating
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_msgs.msg import Observation, SafetyState
@@ -51,20 +51,19 @@ class CompressedCamera:
     def ask(self, message: CompressedImage):
         """A decode about a picture from now on, which is shown again and again."""
         stamp = self.rig.node.get_clock().now().to_msg()
-        client = self.rig.node.create_client(Decode, "dsd/decode")
-        future = client.call_async(Decode.Request(instruction="find it", not_before=stamp, timeout=Duration(sec=20)))
-        self.rig.until(lambda: (self.show(message), time.sleep(0.05), future.done())[2], 60.0, "a reply")
-        self.rig.node.destroy_client(client)
-        return future.result()
+        request = Decode.Request(instruction="find it", not_before=stamp, timeout=Duration(sec=20))
+        with repeating(lambda: self.show(message), 0.05):
+            return self.rig.call(Decode, "dsd/decode", request)
 
 
 def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
     observed: list[Observation] = []
     topic = next(name for name in TOPICS if name.endswith("observation"))
-    rig.node.create_subscription(Observation, topic, observed.append, qos.LINK)
+    hearing = rig.node.create_subscription(Observation, topic, observed.append, qos.LINK)
     rig.start("verifier_node", model__path=tiny_pair[0])
     rig.start("draft_node", model__path=tiny_pair[1], decode__max_tokens=8)
     rig.until_active()
+    rig.until_linked("draft_node", hearing)
     camera = CompressedCamera(rig)
     message = jpeg(picture(3))
     pixels = to_rgb(message)
@@ -88,12 +87,9 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
     rig.until(lambda: not camera.publisher.get_subscription_count(), what="the compressed topic left alone")
     shown = from_rgb(pixels)
     shown.header.stamp = rig.node.get_clock().now().to_msg()
-    client = rig.node.create_client(Decode, "dsd/decode")
-    future = client.call_async(
-        Decode.Request(instruction="find it", not_before=shown.header.stamp, timeout=Duration(sec=20))
-    )
-    rig.until(lambda: (raw.publish(shown), time.sleep(0.05), future.done())[2], 60.0, "a reply")
-    assert future.result().text == first.text
+    request = Decode.Request(instruction="find it", not_before=shown.header.stamp, timeout=Duration(sec=20))
+    with repeating(lambda: raw.publish(shown), 0.05):
+        assert rig.call(Decode, "dsd/decode", request).text == first.text
     assert not any("Traceback" in line for line in rig.lines)
 
 

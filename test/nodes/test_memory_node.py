@@ -112,11 +112,11 @@ class LostInMidAnswer:
         self._armed = False
         self._asks: dict[int, list[int]] = {}  # of each answer: with how many tokens it was asked for
         self._done_with: set[int] = set()
-        rig.node.create_subscription(Question, "dsd/question", self._on_question, qos.LINK)
+        questions = rig.node.create_subscription(Question, "dsd/question", self._on_question, qos.LINK)
         for topic in ("dsd/verdict_up", "dsd/verdict_down"):
             rig.node.create_subscription(Verdict, topic, self._on_verdict, qos.PROPOSALS)
         rig.until(self._client.service_is_ready)
-        rig.until_known_to("dsd/ask")
+        rig.until_linked("memory_node", questions)
         rig.until(lambda: rig.node.count_publishers("dsd/verdict_up"))
 
     def _on_question(self, question: Question) -> None:
@@ -341,6 +341,7 @@ def test_a_goal_can_be_cancelled_while_memory_is_asked(rig):
         return response
 
     rig.node.create_service(Ask, "dsd/ask", answer)
+    rig.until_linked("navigation_node")
     handle = client.send(instruction="find the red chair")
     rig.until(lambda: asked)
     refused = client.result(client.send(instruction="find the red chair"))()[1]

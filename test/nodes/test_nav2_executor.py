@@ -70,7 +70,7 @@ class Nav2Rig(NavigationRig):
         self.causes = list(message.causes)
 
     def fault(self, text: str) -> None:
-        self.rig.until(self._fault.get_subscription_count)
+        self.rig.until_linked("behavior_server", self._fault)
         self._fault.publish(String(data=text))
         self.rig.until(lambda: any(line.endswith(f"fault: {text}") for line in self.rig.lines))
 
@@ -151,7 +151,7 @@ def test_the_supervisors_stop_cancels_nav2s_goal(rig):
     _, result = nav.finish(goal)
     assert result.outcome == RunOutcome.SAFETY_STOP
     nav.until_standing(3.0)
-    rig.until(lambda: GoalStatus.STATUS_CANCELED in ended, 5.0, "Nav2's goal cancelled")
+    rig.until(lambda: GoalStatus.STATUS_CANCELED in ended, what="Nav2's goal cancelled")
 
 
 def test_a_hold_that_passes_cancels_the_goal_and_sends_what_is_left(rig):
@@ -174,7 +174,8 @@ def test_a_hold_that_passes_cancels_the_goal_and_sends_what_is_left(rig):
 def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
     nav = Nav2Rig(rig, nav2__response_s=1.0, run__safety_patience_s=30.0)
     stops: list[bool] = []
-    rig.node.create_subscription(Bool, "emergency_stop", lambda m: stops.append(m.data), qos.STATE)
+    alarm = rig.node.create_subscription(Bool, "emergency_stop", lambda m: stops.append(m.data), qos.STATE)
+    rig.until_linked("navigation_node", alarm)
     nav.until_served()
     nav.fault(fault)
     nav.script = [FAR]

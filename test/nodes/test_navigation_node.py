@@ -64,11 +64,10 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     times = [at for at, _ in nav.commands]
     gaps = sorted(b - a for a, b in itertools.pairwise(times))
     assert gaps[len(gaps) // 2] < 0.1  # asked for 20 Hz and more, on a machine that may be busy
-    count = len(nav.commands)
-    time.sleep(2.7)  # a second of zeros from navigation, one more from the supervisor
-    quiet = len(nav.commands)
-    time.sleep(0.5)
-    assert len(nav.commands) == quiet  # a hand-held remote control may take over
+    count, ended = len(nav.commands), time.monotonic()
+    # A second of zeros from navigation, one more from the supervisor; then a hand-held remote control may take over.
+    rig.until(lambda: time.monotonic() - nav.commands[-1][0] > 1.0, what="silence on cmd_vel")
+    assert nav.commands[-1][0] - ended < 2.7
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
 
 
@@ -141,7 +140,7 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
 
 def test_cancel_stops_within_the_watchdogs_time(rig):
     nav = NavigationRig(rig)
-    nav.script = [LEFT, LEFT]
+    nav.script = [LEFT] * 8  # it still runs when the second goal comes
     handle = nav.send()
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
     second = nav.finish(nav.send())[1]
@@ -161,6 +160,7 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
     nav = NavigationRig(rig, run__safety_patience_s=4.0)
     stop = rig.node.create_publisher(Bool, "emergency_stop", qos.STATE)
     joystick = rig.node.create_publisher(Twist, "cmd_vel_joy", qos.STATE)
+    rig.until_linked("supervisor_node", stop, joystick)
 
     def begin(*script):
         nav.script, nav.requests = list(script), []
@@ -246,10 +246,12 @@ def test_deactivate_stops_the_robot_first_and_activate_takes_goals_again(rig):
     def change(transition: int) -> bool:
         return rig.change("navigation_node", transition)
 
-    nav.script = [LEFT, LEFT]
+    nav.script = [LEFT] * 8
     end = nav.client.result(nav.send())
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
     assert change(Transition.TRANSITION_DEACTIVATE)
+    count = len(nav.odometry.samples)
+    rig.until(lambda: len(nav.odometry.samples) > count, what="a sample of after that")
     assert abs(nav.odometry.velocity.wz) < 0.1
     assert end()[1].outcome == RunOutcome.SHUTDOWN
     _, result = nav.run(LEFT)

@@ -10,7 +10,7 @@ import pytest
 from geometry_msgs.msg import Twist
 from ros_rig import OdometryRig, Rig
 from sensor_msgs.msg import Image, Imu
-from std_msgs.msg import Float64, String, UInt32
+from std_msgs.msg import Float64, UInt32
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause
@@ -112,15 +112,8 @@ def test_faults_on_demand(rig):
     node.create_subscription(Image, "camera/image_raw", pictures.append, qos.CAMERA)
     node.create_subscription(Imu, "imu", imu.append, qos.STATE)
     node.create_subscription(Float64, "ground_truth/target_distance", truth.append, qos.STATE)
-    say = node.create_publisher(String, "simulator/fault", qos.STATE)
     rig.start("simulator_node")
-    rig.until(lambda: pictures and imu and say.get_subscription_count())
-
-    def tell(text: str) -> None:
-        said = len([line for line in rig.lines if "fault" in line])
-        say.publish(String(data=text))
-        rig.until(lambda: len([line for line in rig.lines if "fault" in line]) > said)
-        time.sleep(0.3)  # what was on its way
+    rig.until(lambda: pictures and imu)
 
     def more(found: list, count: int = 5) -> list:
         """What comes from now on."""
@@ -128,25 +121,30 @@ def test_faults_on_demand(rig):
         rig.until(lambda: len(found) >= begun + count)
         return found[begun:]
 
-    tell("camera freeze")
-    count = len(pictures)
-    more(truth, 30)
-    assert len(pictures) == count
-    tell("camera repeat")
+    def falls_silent(found: list) -> None:
+        """Whatever was on its way comes; then nothing comes any more while the rest goes on."""
+        counts = [len(found)]
+        rig.until(lambda: (more(truth, 30), counts.append(len(found)), counts[-1] == counts[-2])[2], what="silence")
+
+    rig.fault("camera freeze")
+    falls_silent(pictures)
+    rig.fault("camera repeat")
+    more(pictures, 1)  # which may be of before the freeze
     repeated = more(pictures)
     assert len({seconds(picture.header.stamp) for picture in repeated}) == 1
-    tell("camera garbage")
+    rig.fault("camera garbage")
+    more(pictures, 2)
     for picture in more(pictures):
         with pytest.raises(ImageMessageError):
             to_rgb(picture)
-    tell("camera ok")
+    rig.fault("camera ok")
+    more(pictures, 2)
     assert to_rgb(more(pictures)[-1]).std() > 5.0
 
-    tell("robot freeze")
-    count = len(imu)
-    more(truth, 30)
-    assert len(imu) == count and more(pictures)
-    tell("all ok")
+    rig.fault("robot freeze")
+    falls_silent(imu)
+    assert more(pictures)
+    rig.fault("all ok")
     assert more(imu)
-    tell("camera spontaneously combusts")
+    rig.fault("camera spontaneously combusts")
     assert any("is no fault; say camera freeze|repeat|garbage|ok" in line for line in rig.lines)

@@ -101,17 +101,17 @@ def test_beside_go2_ros2_sdk_the_robot_drives_stops_and_obeys_the_joystick(rig):
     rig.until(lambda: robot.source() is Source.NAVIGATION and moves and max(map(speed, moves[-3:])) > 0.0)
     robot.client.cancel(handle)
     cancelled = time.monotonic()
-    rig.until(lambda: speed(moves[-1]) == 0.0, 5.0, "a Move of zero, since the driver throws zero Twists away")
+    rig.until(lambda: speed(moves[-1]) == 0.0, what="a Move of zero, since the driver throws zero Twists away")
     assert time.monotonic() - cancelled < 1.0
-    rig.until(robot.stands, 10.0)
+    rig.until(robot.stands)
 
     second = robot.client.send()
     rig.until(lambda: robot.source() is Source.NAVIGATION and speed(moves[-1]) > 0.0, what="navigation driving again")
     teleop.push(wz=-0.4)
-    rig.until(lambda: robot.source() is Source.OPERATOR, 5.0)
-    rig.until(lambda: [moves[-1].linear.x, moves[-1].angular.z] == [0.0, -0.4], 5.0, "the joystick's own command")
+    rig.until(lambda: robot.source() is Source.OPERATOR)
+    rig.until(lambda: [moves[-1].linear.x, moves[-1].angular.z] == [0.0, -0.4], what="the joystick's own command")
     teleop.push()
-    rig.until(lambda: robot.source() is not Source.OPERATOR, 5.0, "a resting joystick giving the robot back")
+    rig.until(lambda: robot.source() is not Source.OPERATOR, what="a resting joystick giving the robot back")
     robot.client.cancel(second)
 
     rig.node.create_publisher(Twist, "cmd_vel_out", 10)  # as twist_mux would, with teleop:=true
@@ -133,19 +133,21 @@ def test_beside_unitree_ros2_the_robot_drives_stops_and_obeys_its_remote_control
     handle = robot.client.send()
     rig.until(lambda: robot.moved_from(start), what="the robot moving by a verified action")
     robot.client.cancel(handle)
-    rig.until(robot.stands, 10.0)
+    rig.until(robot.stands)
 
     second = robot.client.send()
     rig.until(lambda: robot.source() is Source.NAVIGATION and speed(commands[-1]) > 0.0)
-    deadline = time.monotonic() + 30.0
-    while robot.source() is not Source.OPERATOR or commands[-1].angular.z != pytest.approx(-0.4):
-        assert time.monotonic() < deadline, (robot.source(), commands[-1])
+
+    def steered() -> bool:
         remote.publish(WirelessController(rx=0.5))  # to the right
         time.sleep(0.05)
+        return robot.source() is Source.OPERATOR and commands[-1].angular.z == pytest.approx(-0.4)
+
+    rig.until(steered, what="the remote control's command")
     robot.client.cancel(second)
     remote.publish(WirelessController())
-    rig.until(lambda: speed(commands[-1]) == 0.0 and robot.source() is not Source.OPERATOR, 5.0, "a released stick")
-    rig.until(robot.stands, 10.0)
+    rig.until(lambda: speed(commands[-1]) == 0.0 and robot.source() is not Source.OPERATOR, what="a released stick")
+    rig.until(robot.stands)
     assert not any("Traceback" in line for line in rig.lines)
 
 

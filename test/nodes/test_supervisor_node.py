@@ -56,8 +56,8 @@ def test_every_cause_stops_the_robot_and_is_named(rig):
     child.process.send_signal(signal.SIGINT)
     assert child.process.wait(10.0) == 0
     assert time.monotonic() - began < 5.0
-    time.sleep(0.2)
-    assert not standin.commands[-1][1]
+    rig.until(lambda: not rig.node.count_publishers("cmd_vel"), what="word of its end")
+    rig.until(lambda: not standin.commands[-1][1], what="zero as the last word")
 
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name])

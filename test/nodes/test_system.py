@@ -58,7 +58,7 @@ class SystemRig:
             self.diagnostics[status.name] = status.level[0]
 
     def run(self) -> tuple[RunOutcome, str]:
-        _, answer = self.client.result(self.client.send(), 30.0)()
+        _, answer = self.client.result(self.client.send())()
         return RunOutcome(answer.outcome), answer.message
 
     def camera(self, on: bool) -> None:

@@ -40,10 +40,10 @@ def test_both_views_in_one_process(rig):
     node.create_subscription(Image, "dsd/visual/image", pictures.append, qos.NEWEST_STATE)
     node.create_subscription(DiagnosticArray, "/diagnostics", on_health, qos.STATE)
     rig.until(lambda: len(pictures) > 3, what="pictures")
-    assert {"view_node", "visual_node"} <= set(node.get_node_names())
-    assert node.count_subscribers("/camera/image_raw") == 1
-    assert node.count_subscribers("/dsd/reply_progress") == 1
     rig.until(lambda: {"view_node", "visual_node"} <= levels.keys(), what="both nodes' health")
+    rig.until(lambda: {"view_node", "visual_node"} <= set(node.get_node_names()), what="both nodes")
+    rig.until(lambda: node.count_subscribers("/camera/image_raw") == 1, what="one subscription to the camera")
+    rig.until(lambda: node.count_subscribers("/dsd/reply_progress") == 1, what="one subscription to the replies")
     assert "web view at" in levels["view_node"][1]
     (server,) = map(int, Path(f"/proc/{view.pid}/task/{view.pid}/children").read_text().split())
     os.kill(server, signal.SIGKILL)

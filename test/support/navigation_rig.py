@@ -39,7 +39,7 @@ class NavigationRig:
         rig.node.create_subscription(
             Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
         )
-        rig.node.create_subscription(NavAction, "dsd/nav_action", self.actions.append, qos.STATE)
+        actions = rig.node.create_subscription(NavAction, "dsd/nav_action", self.actions.append, qos.STATE)
         rig.node.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED)
         self.odometry = OdometryRig(rig)
         self.client = GoalClient(rig)
@@ -51,6 +51,7 @@ class NavigationRig:
             fallback=fallback, require__commands=commands,
         )  # fmt: skip
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
+        rig.until_linked("navigation_node", actions)
 
     def _on_safety(self, message) -> None:
         self.free = not message.causes
@@ -84,6 +85,6 @@ class NavigationRig:
         status, result = self.finish(self.send(**goal))
         assert result.message
         count = len(self.odometry.samples)
-        self.rig.until(lambda: len(self.odometry.samples) > count + 2, 10.0)
+        self.rig.until(lambda: len(self.odometry.samples) > count + 2)
         assert abs(self.odometry.velocity.vx) < 0.03 and abs(self.odometry.velocity.wz) < 0.03
         return status, result

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,7 @@ from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S = 3.0
+_ROBOTS = ("simulator_node", "go2_standin_node")  # which take faults
 
 
 class Rig:
@@ -145,7 +146,23 @@ class Rig:
                         return f"{namespace.rstrip('/')}/{name}"
             return ""
 
-        node = self.until(server, what=f"a node that offers {service}")
+        self._until_found_by(self.until(server, what=f"a node that offers {service}"))
+
+    def until_linked(self, node: str, *ends: Any) -> None:
+        """Wait until ``node`` and these publishers and subscriptions of the test have found each other.
+
+        A publisher that has found a subscription may still be unknown to it, and what it publishes is then dropped.
+        So what is published only once is published after this.
+        """
+
+        def matched(end: Any) -> int:
+            return end.get_subscription_count() if hasattr(end, "publish") else end.get_publisher_count()
+
+        self.until(lambda: all(map(matched, ends)), what=f"the topics of {node}")
+        self._until_found_by(node)
+
+    def _until_found_by(self, node: str) -> None:
+        """Wait until ``node`` has found all that this process has made so far: see :meth:`until_known_to`."""
         self.ask(ListParameters, f"{node}/list_parameters", ListParameters.Request())
 
     def set_parameter(self, node: str, name: str, value: Any) -> SetParametersResult:
@@ -168,8 +185,12 @@ class Rig:
         def answered() -> int:
             return sum("faults: " in line or "is no fault" in line for line in self.lines)
 
+        def robot() -> str:
+            listeners = self.node.get_subscriptions_info_by_topic(self._faults.topic_name)
+            return next((each.node_name for each in listeners if each.node_name in _ROBOTS), "")
+
+        self.until_linked(self.until(robot, what="a robot that takes faults"), self._faults)
         said = answered()
-        self.until(self._faults.get_subscription_count)
         self._faults.publish(String(data=text))
         self.until(lambda: answered() > said, what=f"the fault '{text}'")
 
@@ -230,21 +251,10 @@ class CameraRig:
         ``fields``: what else the request says.
         """
         first = self.show(picture).header.stamp
-        stop = threading.Event()
-
-        def repeat() -> None:  # best effort may lose one
-            while not stop.wait(0.1):
-                self.show(picture)
-
-        thread = threading.Thread(target=repeat, daemon=True)
-        thread.start()
-        try:
-            fields = {"instruction": instruction, "not_before": first, "timeout": to_duration(timeout)} | fields
+        fields = {"instruction": instruction, "not_before": first, "timeout": to_duration(timeout)} | fields
+        with repeating(lambda: self.show(picture)):
             request = Decode.Request(**fields)
             return self._rig.call(Decode, f"{self._prefix}dsd/decode", request, timeout + patience)
-        finally:
-            stop.set()
-            thread.join()
 
 
 class OdometryRig:
@@ -265,6 +275,24 @@ class OdometryRig:
     @property
     def velocity(self) -> Any:
         return self.samples[-1][3]
+
+
+@contextmanager
+def repeating(act: Callable[[], Any], every: float = 0.1) -> Iterator[None]:
+    """Act again and again meanwhile: what is published with best effort may be lost."""
+    stop = threading.Event()
+
+    def repeat() -> None:
+        while not stop.wait(every):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def picture(seed: int, height: int = 56, width: int = 84) -> np.ndarray:

@@ -150,10 +150,10 @@ def test_going_on_alone_is_interrupted(how):
             robot.send(SessionClose(robot.session))
         else:
             engine.disconnect(robot.peer)
-        time.sleep(0.1)
-        while not robot.silent(0):
-            pass
-        assert robot.silent(0.2)
+        rounds = 0
+        while not robot.silent(0.3):
+            rounds += 1
+        assert rounds < 300  # of 400
 
 
 def test_robots_take_turns():
@@ -257,7 +257,7 @@ def test_unused_sessions_expire(model):
         robot = Robot(engine)
         robot.open()
         now[0] += 11
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while engine.sessions and time.monotonic() < deadline:
             time.sleep(0.02)
         assert engine.sessions == 0
@@ -414,7 +414,7 @@ def test_what_waits_is_bounded_and_doubles_wait_once():
 
     class Gated(TableModel):
         def open(self, image, instruction, history=()):
-            gate.wait(20)
+            gate.wait(120)
             return super().open(image, instruction, history)
 
     with VerifierEngine(Gated(1, ends=False)) as engine:
@@ -434,14 +434,14 @@ def test_what_waits_is_bounded_and_doubles_wait_once():
 
 
 def test_closing_gives_the_thread_back(model):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     engine = VerifierEngine(model)
     robot = Robot(engine)
     robot.open()
     robot.observe()
     robot.draft(autonomous_rounds=400)
     assert engine.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert engine.close() and not robot.send(robot.request())
 
 
@@ -472,7 +472,7 @@ class Apart(LocalTarget):
         self.most = max(self.most, self.under_way)
         try:
             if rounds[0].draft.tokens == [6]:
-                assert self.free.wait(20)
+                assert self.free.wait(120)
             yield from super().verify(rounds, on_early)
         finally:
             self.under_way -= 1
@@ -494,7 +494,11 @@ def test_a_target_that_batches_itself_lets_no_round_wait_for_the_slowest(model):
         assert slow.silent() and target.most == 2
         target.free.set()
         assert [slow.get().round, slow.get().round] == [1, 2]
-        assert slow.session in engine._sessions._sessions and engine._queue.taken == 0
+        assert slow.session in engine._sessions._sessions
+        until = time.monotonic() + 60
+        while engine._queue.taken and time.monotonic() < until:  # given back after the outcome is on its way
+            time.sleep(0.001)
+        assert engine._queue.taken == 0
 
 
 def test_a_target_may_refuse_a_session(model):

@@ -51,7 +51,7 @@ class Gate(torch.nn.Module):
 
     def forward(self, *arguments, **named):
         self.reached.set()
-        assert self.open.wait(20)
+        assert self.open.wait(120)
         return self.layer(*arguments, **named)
 
 
@@ -66,7 +66,7 @@ def test_early_outcomes_arrive_while_deeper_layers_have_yet_to_run(model):
         gate = model._language.layers[2] = Gate(model._language.layers[2])
         robot.draft(2, first.accepted + 1, [1, 2, 3])
         early = robot.get()
-        assert gate.reached.wait(20) and not gate.open.is_set()
+        assert gate.reached.wait(60) and not gate.open.is_set()
         assert (early.is_final, early.round, early.layer) == (False, 2, 1)
         assert 0 < early.confidence <= 1 and early.compute_us > 0
         gate.open.set()
@@ -90,7 +90,7 @@ def test_a_session_closed_in_the_middle_of_a_pass_hurts_no_other(model):
         gate.open.clear()
         gate.reached.clear()
         robot.draft(2, first.accepted + 1, [1])
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         robot.send(SessionClose(robot.session))
         engine.disconnect(robot.peer)
         gate.open.set()

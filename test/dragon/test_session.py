@@ -45,7 +45,7 @@ def session(channel, settings: AggregationSettings, **changes) -> DragonClient:
 def cloud():
     with service() as running:
         yield running
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while running.answers and time.monotonic() < until:
             time.sleep(0.01)
         assert running.answers == 0, "an answer was not given back"
@@ -178,7 +178,7 @@ def test_many_devices_at_once(cloud):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert found == {number: reference(settings[number]) for number in range(6)}
 
 

@@ -169,7 +169,7 @@ class Held(Counting):
     def verify(self, work, on_early):
         if any(isinstance(item, PendingRound) for item in work):
             self.entered.set()
-            assert self._gate.wait(20)
+            assert self._gate.wait(120)
         yield from super().verify(work, on_early)
 
 
@@ -180,7 +180,7 @@ def robots_in_a_batch(engine: VerifierEngine, held: Held, count: int) -> list[Ro
         assert robot.open().error == ""
         robot.observe()
     robots[0].draft(1, 0, [1])
-    assert held.entered.wait(20)
+    assert held.entered.wait(60)
     return robots[1:]
 
 
@@ -299,7 +299,7 @@ def test_the_cache_that_was_unused_for_longest_is_dropped(caplog):
             robot.observe()
             robot.draft(1, 0, [1, 2, 3])
             outcomes.append(robot.get())
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while dropped() != number and time.monotonic() < until:
                 time.sleep(0.001)
         assert dropped() == 2 and caplog.text.count("KV cache dropped to make room") == 2
@@ -372,12 +372,12 @@ def test_a_prompt_rides_in_the_pass_of_its_first_round(gate):
             robot.open()
         first.observe()
         first.draft(1, 0, [1])
-        assert held.entered.wait(20)
+        assert held.entered.wait(60)
         second.observe()
         second.draft(1, 0, [1])
         gate.set()
         assert first.get().next_token == second.get().next_token
-        assert held.passes[-1] == (1, 2) and len(held.passes) <= 3
+    assert held.passes[-1] == (1, 2) and len(held.passes) <= 3  # the engine is closed: the last pass is noted
 
 
 def test_a_long_prompt_stalls_nobody(gate, target, draft, picture):
@@ -425,7 +425,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(gate):
             robot.open()
         robots[0].observe()
         robots[0].draft(1, 0, [1])
-        assert held.entered.wait(20)
+        assert held.entered.wait(60)
         robots[1].observe(instruction="odd!")
         robots[2].observe()
         robots[2].draft(1, 0, [1])

@@ -56,8 +56,11 @@ def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_ro
     rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes)
     sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
     assert "cmd_vel_dsd" in sentence and "dsd/nav_action" in sentence and "/test_rig" in sentence
+    rig.until_linked("supervisor_node", *(standin._publishers[name] for name in ("command", "action")))
     standin.announce()
-    time.sleep(0.5)
+    standin.call(standin.reset_client)  # which is answered after the action came
+    heard = states(rig)
+    rig.until(lambda: len(heard) > 5, what="further states")
     assert not any(moves for _, moves in standin.commands)
 
 
@@ -270,7 +273,7 @@ def test_a_qos_override_with_a_wrong_value_is_refused(overridden, value):
 def test_a_lifecycle_node_refuses_an_override_once_its_topics_are_there(overridden):
     overridden("navigation_node:qos_overrides./odm.subscription.depth:=7")
     node = NavigationNode()
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while node.failure is None and time.monotonic() < end:
         rclpy.spin_once(node, timeout_sec=0.05)
     assert "odm" in (node.failure or "") and node.exit_code == EXIT_BAD_START

@@ -165,11 +165,12 @@ class DecodeRig:
         self.progress: list[ReplyProgress] = []
         self.stats: list[DecodeStats] = []
         rig.node.create_subscription(ReplyProgress, "dsd/reply_progress", self.progress.append, qos.STATE)
-        rig.node.create_subscription(DecodeStats, "dsd/decode_stats", self.stats.append, qos.STATE)
+        stats = rig.node.create_subscription(DecodeStats, "dsd/decode_stats", self.stats.append, qos.STATE)
         self.camera = CameraRig(rig)
         self.verifier = rig.start("verifier_node", model__path=pair[0])
         self.draft = rig.start("draft_node", model__path=pair[1], **draft)
         rig.until_active()
+        rig.until_linked("draft_node", stats)
 
 
 def test_the_decode_service(rig, tiny_pair, models):

@@ -57,6 +57,11 @@ def decode_once(rig, camera, seed: int = 1, timeout: float = 1.5) -> int:
         return NO_ANSWER
 
 
+def lost(camera) -> bool:
+    """Whether a living node says that there is no verifier; however late on a busy machine."""
+    return camera.ask(picture(1), INSTRUCTION, 1.5, patience=60.0).code in LOST
+
+
 @pytest.mark.slow
 def test_a_killed_node_decodes_again(rig, tiny_pair):
     nodes = Nodes(rig, tiny_pair, "draft_node", "verifier_node")
@@ -100,7 +105,7 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
     # A verifier that does not answer is no verifier; one that has freed its model loads it again.
     assert rig.change("verifier_node", *DOWN)
     assert rig.state("verifier_node") == State.PRIMARY_STATE_UNCONFIGURED
-    assert decode_once(rig, camera) in LOST
+    assert lost(camera)
     assert not rig.change("verifier_node", Transition.TRANSITION_ACTIVATE)
     assert rig.change("verifier_node", *UP)
     assert not rig.change("verifier_node", Transition.TRANSITION_CONFIGURE)
@@ -131,7 +136,7 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
         assert not thread.is_alive()
         rig.until(works)
     assert rig.change("verifier_node", Transition.TRANSITION_ACTIVE_SHUTDOWN)
-    assert decode_once(rig, camera) in LOST
+    assert lost(camera)
     assert not any("Traceback" in line for line in rig.lines)
 
 
@@ -153,7 +158,7 @@ def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
         nodes.kill(name)
         rig.until(works, what=f"a decode with the new {name}")
     assert rig.change("bridge_node", *DOWN)
-    assert decode_once(rig, camera) in LOST
+    assert lost(camera)
     assert rig.change("bridge_node", *UP)
     rig.until(works)
     assert rig.group.ended() is None
@@ -171,7 +176,7 @@ def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     camera_of_one, camera_of_other = CameraRig(rig, "go2_1/"), CameraRig(rig, "go2_2/")
     rig.until(lambda: decode_once(rig, camera_of_one) == Decode.Response.OK)
     # The other's draft has been in the domain with a verifier for as long, and has not found it.
-    assert decode_once(rig, camera_of_other) in LOST
+    assert lost(camera_of_other)
     assert rig.state("go2_2/draft_node") != State.PRIMARY_STATE_ACTIVE
     request = Decode.Request(instruction=INSTRUCTION, timeout=Duration(sec=1))
     camera_of_other.show(picture(1))
@@ -180,8 +185,8 @@ def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     Nodes(rig, tiny_pair, "verifier_node", namespace="go2_2")
     rig.until(lambda: decode_once(rig, camera_of_other) == Decode.Response.OK)
     assert rig.change("go2_1/verifier_node", *DOWN)
-    assert decode_once(rig, camera_of_one) in LOST
-    assert decode_once(rig, camera_of_other) == Decode.Response.OK
+    assert lost(camera_of_one)
+    rig.until(lambda: decode_once(rig, camera_of_other) == Decode.Response.OK)
     names = {name for name, _ in rig.node.get_topic_names_and_types()}
     assert {name for name in names if not name.startswith(("/go2_1/", "/go2_2/"))} <= SHARED
     assert {"/go2_1/cmd_vel", "/go2_1/dsd/draft", "/go2_2/dsd/draft"} <= names

@@ -41,7 +41,8 @@ from dsd_ros.ros.standalone import SpinningNode
 _PATIENCE_S = 60.0
 _QUIET_S = 0.15  # no motion may follow the zero for so long
 _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL = 168, 112, 97.0  # pixels
-_TOPICS = {  # name -> type, topic, QoS
+_TOPICS = {  # name -> type, topic, QoS; a supervisor that hears the last has found those before it
+    "emergency stop": (Bool, "emergency_stop", qos.STATE),
     "odometry": (Odometry, "odom", qos.STATE),
     "imu": (Imu, "imu", qos.STATE),
     "camera": (Image, "camera/image_raw", qos.CAMERA),
@@ -55,7 +56,6 @@ _TOPICS = {  # name -> type, topic, QoS
     "command": (Twist, "cmd_vel_dsd", qos.COMMAND),
     "joystick": (Twist, "cmd_vel_joy", qos.STATE),
     "action": (NavAction, "dsd/nav_action", qos.STATE),
-    "emergency stop": (Bool, "emergency_stop", qos.STATE),
 }
 _PERIODS = (
     (0.02, ("odometry", "imu")),
@@ -96,9 +96,9 @@ class StandIn:
         self.newest = Twist()
         self.state: SafetyState | None = None
         self._stamps: dict[str, Any] = {}
-        self._publishers = {name: node.create_publisher(*given) for name, given in _TOPICS.items()}
         self.stop_client = node.create_client(Trigger, "emergency_stop")
         self.reset_client = node.create_client(Trigger, "emergency_stop_reset")
+        self._publishers = {name: node.create_publisher(*given) for name, given in _TOPICS.items()}
         node.create_subscription(Twist, "cmd_vel", self._on_command, qos.STATE)
         node.create_subscription(SafetyState, "dsd/safety_state", self._on_state, qos.LATCHED)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -132,6 +132,7 @@ class StandIn:
 
     def call(self, client: Any) -> Trigger.Response:
         """Call a service of the supervisor and wait for the answer."""
+        self.until(client.service_is_ready, f"service {client.srv_name}")
         future = client.call_async(Trigger.Request())
         self.until(future.done, "an answer of the supervisor")
         return future.result()

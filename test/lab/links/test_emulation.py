@@ -62,11 +62,11 @@ class Pipe:
 
 
 def until(condition) -> None:
-    for _ in range(2000):
+    for _ in range(12_000):
         if condition():
             return
         time.sleep(0.005)
-    pytest.fail("it did not happen within ten seconds")
+    pytest.fail("it did not happen within a minute")
 
 
 def test_what_is_large_leaves_in_windows_that_double():
@@ -262,7 +262,7 @@ def test_a_websocket_without_a_server_is_down():
 
 
 def test_closing_gives_back_threads_hands_on_what_was_sent_and_wakes_a_receiver():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     pipe, told = Pipe(), []
     channel = EmulatedChannel(pipe, LinkProfile(delay_up_s=30))
 
@@ -279,7 +279,7 @@ def test_closing_gives_back_threads_hands_on_what_was_sent_and_wakes_a_receiver(
     channel.close()
     receiver.join(10)
     assert len(told) == 1 and pipe.sent == [numbered(9)] and pipe.closes == 1
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     for action in (
         lambda: channel.send(numbered(1)), lambda: channel.receive(0), channel.reconnect
     ):  # fmt: skip

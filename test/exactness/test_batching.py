@@ -179,6 +179,8 @@ def robots_in_a_batch(engine: VerifierEngine, held: Held, count: int) -> list[Ro
     for robot in robots:
         assert robot.open().error == ""
         robot.observe()
+    while engine.queue()[0]:  # pictures are read beside the passes
+        time.sleep(0.001)
     robots[0].draft(1, 0, [1])
     assert held.entered.wait(60)
     return robots[1:]
@@ -354,6 +356,12 @@ class Noting(Held):
     def __init__(self, model: object, gate: threading.Event) -> None:
         super().__init__(model, gate)
         self.passes: list[tuple[int, int]] = []
+        self.seen = threading.Semaphore(0)  # pictures
+
+    def prefill(self, image, instruction, history):
+        sequence = super().prefill(image, instruction, history)
+        self.seen.release()
+        return sequence
 
     def verify(self, work, on_early):
         replies = [item.reply for item in work]
@@ -382,11 +390,11 @@ def test_a_prompt_rides_in_the_pass_of_its_first_round(gate):
 
 def test_a_long_prompt_stalls_nobody(gate, target, draft, picture):
     """It is read in parts, with the other robots' rounds, and its reply is the one of a verifier without limits."""
-    gate.set()
     image, small = encode_picture(picture(1, 112, 112)), encode_picture(picture(2))
     height, width = picture(2).shape[:2]
     found = {}
     for limits in ({}, {"max_batch_tokens": 12}, {"max_batch": 1, "max_batch_tokens": 12}):
+        gate.clear()
         held = Noting(target, gate)
         with VerifierEngine(held, EngineSettings(**limits)) as engine:
             busy, long = Robot(engine), Robot(engine)
@@ -394,9 +402,11 @@ def test_a_long_prompt_stalls_nobody(gate, target, draft, picture):
                 robot.open()
             busy.observe(height=height, width=width, image=small)
             busy.draft(1, 0, autonomous_rounds=60)
-            busy.get()
+            assert held.entered.wait(20)
             long.observe(height=112, width=112, image=image, instruction="go there and back again")
             long.draft(1, 0, [1, 2])
+            assert all(held.seen.acquire(timeout=20) for _ in (busy, long))
+            gate.set()
             outcome = long.get()
         found[str(limits)] = outcome.accepted, outcome.next_token
         if limits == {"max_batch_tokens": 12}:

@@ -144,6 +144,85 @@ def test_held_owners_wait_and_discarded_ones_are_forgotten():
     assert queue.put("a", "a4", key="k") and queue.ready() == ["a4"]
 
 
+def test_a_raw_turn_waits_until_it_is_prepared_and_its_owners_next_with_it():
+    queue: TurnQueue[str] = TurnQueue(10)
+    queue.put("a", "a picture", raw=True, joins="draft")
+    queue.put("a", "a draft", kind="draft")
+    put(queue, "b1")
+    assert taken(queue) == ["b1"]
+    with queue.preparing(0.0) as turn:
+        assert turn == "a picture"
+        assert taken(queue) == []
+        with queue.preparing(0.0) as other:  # that of no other owner waits
+            assert other is None
+    assert queue.ready(2, 0.0) == ["a picture", "a draft"]
+
+
+def test_one_turn_of_a_link_is_prepared_at_a_time_and_the_least_used_first():
+    now = [0.0]
+    queue: TurnQueue[str] = TurnQueue(10, clock=lambda: now[0])
+
+    def put_raw(link: str, owner: str) -> None:
+        assert queue.put(owner, owner, of=(link,), raw=True)
+
+    for owner in ("a1", "a2", "b1"):
+        put_raw(owner[0], owner)
+    with queue.preparing(0.0) as first, queue.preparing(0.0) as second, queue.preparing(0.0) as third:
+        assert (first, second, third) == ("a1", "b1", None)
+        now[0] = 0.5
+    now[0] = 0.6
+    put_raw("c", "c1")
+    with queue.preparing(0.0) as first:
+        assert first == "c1"  # a2 is a's, which has used half a second
+    assert taken(queue) == ["c1", "a1", "b1"]
+
+
+def test_a_raw_turn_that_is_dropped_while_it_is_prepared_stays_away():
+    queue: TurnQueue[str] = TurnQueue(10)
+    queue.put("a", "a1", raw=True)
+    with queue.preparing(0.0) as turn:
+        assert turn == "a1"
+        queue.discard("a")
+    queue.put("a", "a2", raw=True)
+    assert taken(queue) == []
+    with queue.preparing(0.0) as turn:
+        assert turn == "a2"
+    assert taken(queue) == ["a2"]
+
+
+@pytest.mark.parametrize("how", ["put", "take", "prepared", "close"])
+def test_the_preparing_worker_is_woken(how):
+    queue: TurnQueue[str] = TurnQueue(10)
+    found = []
+
+    def work() -> None:
+        with queue.preparing(10) as turn:
+            found.append(turn)
+
+    worker = threading.Thread(target=work)
+    if how == "take":
+        put(queue, "a0")
+    if how in ("take", "prepared"):
+        queue.put("a", "a1", raw=True)
+    if how == "prepared":
+        queue.put("b", "b1", of=("link",), raw=True)
+        queue.put("c", "a1", of=("link",), raw=True)
+        with queue.preparing(0.0), queue.preparing(0.0):
+            worker.start()
+            time.sleep(0.02)
+    else:
+        worker.start()
+        time.sleep(0.02)
+    if how == "put":
+        queue.put("a", "a1", raw=True)
+    elif how == "take":
+        assert taken(queue) == ["a0"]
+    elif how == "close":
+        queue.close()
+    worker.join(5)
+    assert found == [None if how == "close" else "a1"]
+
+
 @pytest.mark.parametrize("how", ["put", "release", "close"])
 def test_the_worker_is_woken(how):
     queue: TurnQueue[str] = TurnQueue(2)

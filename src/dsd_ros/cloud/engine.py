@@ -4,8 +4,9 @@
 A worker thread steps: it schedules, runs the target, sends. A turn is one message, one round of a reply that the target
 decodes alone, or a part of a long prompt, so that no robot waits for another's whole reply. A step takes one turn of
 every robot that waits, and one pass verifies their rounds and reads the prompts among them within a budget of tokens.
-Nothing waits for a batch to fill. A target that batches itself gets each turn as it comes, from as many threads as
-there may be rounds at once; a session's turns stay in order.
+Nothing waits for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one of a robot at a
+time, so that only their robot waits for them. A target that batches itself gets each turn as it comes, from as many
+threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -62,8 +64,18 @@ NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
     "(the node: documents)"
 )
-_PIXELS_OF_A_TOKEN = 28 * 28  # of Qwen2-VL and Qwen2.5-VL
+_PICTURE_THREADS = 2  # a robot has one of them at most, so one is left for the others
 _TOO_MANY = "the verifier has too many messages waiting; send again later"
+
+
+@dataclass
+class _Arrival:
+    """An observation that waits, and the reply that it begins, once its pictures have been seen."""
+
+    observation: Observation
+    peer: Hashable
+    begun: ReplyState | UnknownPicture | None = None
+    seconds: float = 0.0  # that its pictures took
 
 
 class _Turn(NamedTuple):
@@ -72,6 +84,7 @@ class _Turn(NamedTuple):
     owner: Hashable
     schedule: Callable[[], Work | None]
     since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
+    arrival: _Arrival | None = None
 
 
 class VerifierEngine:
@@ -102,6 +115,10 @@ class VerifierEngine:
         count = self.settings.max_batch if self.target.concurrent else 1
         self._threads = [
             threading.Thread(target=self._run, name=f"verifier-engine-{number}", daemon=True) for number in range(count)
+        ]
+        self._threads += [
+            threading.Thread(target=self._see, name=f"verifier-pictures-{number}", daemon=True)
+            for number in range(0 if self.target.concurrent else _PICTURE_THREADS)
         ]
         for thread in self._threads:
             thread.start()
@@ -203,19 +220,52 @@ class VerifierEngine:
         if self._sessions.find(message.session, peer) is None:
             sentence = "the verifier does not know this session (any more); open a new one"
             return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
-        turn = _Turn(message.session, partial(self._receive, message, peer), time.perf_counter())
+        arrival: _Arrival | None = None
+        if isinstance(message, Draft):
+            schedule: Callable[[], Work | None] = partial(self._verify, message, peer)
+        else:
+            arrival = _Arrival(message, peer)
+            schedule = partial(self._observe, arrival)
         if self._queue.put(
             message.session,
-            turn,
+            _Turn(message.session, schedule, time.perf_counter(), arrival),
             of=accounts_of(peer),
             kind=type(message).__name__,
             key=_key(message),
             size=_size(message),
-            weight=min(_weight(message), self.settings.max_batch_tokens),
-            joins="" if isinstance(message, Draft) else Draft.__name__,  # its prompt and its first round
+            weight=_weight(message),
+            joins="" if arrival is None else Draft.__name__,  # its prompt and its first round
+            raw=arrival is not None and not self.target.concurrent,
         ):
             return None
         return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
+
+    # --------------------------------------------------------------------- threads for pictures
+
+    def _see(self) -> None:
+        while not self._queue.closed:
+            try:
+                with self._queue.preparing() as turn:
+                    if turn is not None and turn.arrival is not None:
+                        self._prepare(turn.arrival)
+            except Exception:
+                self._failed("a picture")
+
+    def _prepare(self, arrival: _Arrival) -> None:
+        message = arrival.observation
+        session = self._sessions.find(message.session, arrival.peer)
+        if session is not None and not session.has_had(message):
+            began = time.perf_counter()
+            arrival.begun = self._begin(session, message)
+            arrival.seconds = time.perf_counter() - began
+
+    def _begin(self, session: Session, message: Observation) -> ReplyState | UnknownPicture:
+        try:
+            return open_reply(self.target, message, session.pictures)
+        except UnknownPicture as error:
+            return error
+        finally:
+            self._sessions.release_pictures(self.settings.memory_mb * PICTURE_BYTES_OF_A_MB)
 
     # ------------------------------------------------------------------ worker: schedule, run, send
 
@@ -274,7 +324,8 @@ class VerifierEngine:
         work: list[Work | None] = []
         for turn in turns:
             if turn.since is not None:
-                self.metrics.waited(time.perf_counter() - turn.since)
+                seen = 0.0 if turn.arrival is None else turn.arrival.seconds
+                self.metrics.waited(max(0.0, time.perf_counter() - turn.since - seen))
             try:
                 work.append(turn.schedule())
             except Exception:
@@ -370,28 +421,25 @@ class VerifierEngine:
             session.ticket if session is not None else b"",
         )  # fmt: skip
 
-    def _receive(self, message: Observation | Draft, peer: Hashable) -> Work | None:
-        session = self._sessions.find(message.session, peer)
-        if session is None:
-            return None  # closed, or its link went down, while this waited
-        session.last_used = self._clock()
-        if isinstance(message, Draft):
-            return self._receive_draft(session, message)
-        return self._observe(session, message)
+    def _using(self, id_: int, peer: Hashable) -> Session | None:
+        """The session of a turn; None if it was closed, or its link went down, while the turn waited."""
+        session = self._sessions.find(id_, peer)
+        if session is not None:
+            session.last_used = self._clock()
+        return session
 
-    def _observe(self, session: Session, message: Observation) -> PendingPrompt | None:
-        if message.reply <= session.newest:
-            return None  # a duplicate, or older than the reply in progress
-        if message.reply == session.dropped[0] and message.rounds < session.dropped[1]:
-            return None  # a duplicate from before its cache was dropped
-        session.reply = None  # gives back the memory of the reply before
-        try:
-            session.reply = open_reply(self.target, message, session.pictures)
-        except UnknownPicture as error:
-            code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
-            session.send(Refusal(session.id, message.reply, 0, code, str(error)))
+    def _observe(self, arrival: _Arrival) -> PendingPrompt | None:
+        message = arrival.observation
+        session = self._using(message.session, arrival.peer)
+        if session is None or session.has_had(message):
             return None
-        self._sessions.release_pictures(self.settings.memory_mb * PICTURE_BYTES_OF_A_MB)
+        session.reply = None  # gives back the memory of the reply before
+        begun = arrival.begun or self._begin(session, message)
+        if isinstance(begun, UnknownPicture):
+            code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
+            session.send(Refusal(session.id, message.reply, 0, code, str(begun)))
+            return None
+        session.reply = begun
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
         session.reply.reading = session.reply.held
@@ -420,12 +468,15 @@ class VerifierEngine:
         """Let a reply's first round wait for the rest of the prompt."""
         assert isinstance(round, PendingRound)
         session, draft = round.session, round.draft
-        turn = _Turn(session.id, partial(self._receive, draft, session.peer))
+        turn = _Turn(session.id, partial(self._verify, draft, session.peer))
         of, key, weight = accounts_of(session.peer), _key(draft), _weight(draft)
         kind = Draft.__name__
         self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
 
-    def _receive_draft(self, session: Session, draft: Draft) -> PendingRound | None:
+    def _verify(self, draft: Draft, peer: Hashable) -> PendingRound | None:
+        session = self._using(draft.session, peer)
+        if session is None:
+            return None
         reply = session.reply
         try:
             if reply is None or draft.reply > reply.number:
@@ -481,9 +532,8 @@ class VerifierEngine:
         reply.turn_queued = False
         if session.reply is not reply or session.peer is None:
             return None
-        if self._sessions.find(session.id, session.peer) is not session:
+        if self._using(session.id, session.peer) is not session:
             return None
-        session.last_used = self._clock()
         draft = Draft(session.id, reply.number, reply.rounds + 1, len(reply.tokens), [])
         try:
             check_in_step(reply, draft)
@@ -509,9 +559,8 @@ def _send_early(round: PendingRound, outcome: Outcome) -> None:
 
 
 def _weight(message: Observation | Draft) -> int:
-    """Tokens that a message adds to a pass, roughly where it has a picture."""
-    pixels = 0 if isinstance(message, Draft) else message.height * message.width
-    return len(message.tokens) + 1 if isinstance(message, Draft) else pixels // _PIXELS_OF_A_TOKEN + 1
+    """Tokens that a message adds to a pass; a prompt gets those that are left."""
+    return len(message.tokens) + 1 if isinstance(message, Draft) else 1
 
 
 def _key(message: Observation | Draft) -> Hashable:

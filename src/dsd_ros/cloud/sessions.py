@@ -22,6 +22,7 @@ from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     TICKET_BYTES,
     Message,
+    Observation,
     Outcome,
     Refusal,
     SessionRequest,
@@ -135,13 +136,21 @@ class Session:
     @property
     def newest(self) -> int:
         """The newest reply that needs no observation (any more)."""
-        return self.reply.number if self.reply is not None else max(self.lacks, self.dropped[0]) - 1
+        reply = self.reply  # once: another thread may change it
+        return reply.number if reply is not None else max(self.lacks, self.dropped[0]) - 1
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the reply's KV cache."""
         reply = self.reply
         return reply.sequence.cache_bytes if reply is not None and reply.sequence is not None else 0
+
+    def has_had(self, observation: Observation) -> bool:
+        """Whether an observation is a duplicate, or older than the reply in progress."""
+        if observation.reply <= self.newest:
+            return True
+        # A duplicate from before its cache was dropped.
+        return observation.reply == self.dropped[0] and observation.rounds < self.dropped[1]
 
     def drop_cache(self) -> None:
         """Forget the reply. Its robot sends the observation again if it goes on, and how far it was."""

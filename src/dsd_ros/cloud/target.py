@@ -54,7 +54,7 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class Target(Protocol):
-    """Verifies rounds. Called by the engine's worker thread alone, or by several if it is ``concurrent``."""
+    """Verifies rounds. The engine's worker thread calls ``verify``, or several do if it is ``concurrent``."""
 
     concurrent: bool  # it batches itself: each round is best given as it comes, while others are under way
 
@@ -72,6 +72,7 @@ class Target(Protocol):
         """Read an observation: RGB uint8 (H, W, 3) and, oldest first, earlier pictures with their actions.
 
         The prompt may stay ``unread``: ``verify`` is then asked to read it. VlmError for what the model cannot read.
+        Called by several threads, also during ``verify``.
         """
 
     def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Generic, NamedTuple, TypeVar
@@ -54,6 +55,10 @@ def accounts_of(peer: Hashable) -> Path:
     return (peer.account, peer) if isinstance(peer, RobotLink) else (peer,)
 
 
+def _link(path: Path) -> Path:
+    return path[:-1] or path
+
+
 class _Waiting(NamedTuple, Generic[T]):
     turn: T
     key: Hashable
@@ -61,6 +66,7 @@ class _Waiting(NamedTuple, Generic[T]):
     kind: str
     weight: int
     joins: str
+    raw: bool
 
 
 @dataclass(slots=True)
@@ -84,6 +90,7 @@ class TurnQueue(Generic[T]):
     first of the address with the least, in it of the link with the least, in that of the session with the least. So
     many sessions, links or long turns give no larger share. A pause gains no credit. A robot that waits for each result
     before its next turn keeps a little. Urgent turns come first. The turns of one ``ready`` take until the next.
+    What a turn needs beforehand is done by other workers (``preparing``), so that only its owner waits for it.
     Source: start-time fair queueing (Goyal, Vin, Cheng 1996), and anticipation (Iyer, Druschel 2001) in ``_courtesy``.
     """
 
@@ -108,7 +115,9 @@ class TurnQueue(Generic[T]):
         # Owners whose turns wait until ``release``, with their turn of ``ready(hold=True)``: path, kind, when it began.
         self._held: dict[Hashable, tuple[Path, str, float] | None] = {}
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._preparing: set[Path] = set()  # links whose turns are being prepared
+        lock = threading.RLock()
+        self._changed, self._raw = threading.Condition(lock), threading.Condition(lock)
         self._closed = False
 
     def put(
@@ -123,6 +132,7 @@ class TurnQueue(Generic[T]):
         weight: int = 1,
         joins: str = "",
         first: bool = False,
+        raw: bool = False,
         urgent: bool = False,
         bounded: bool = True,
     ) -> bool:
@@ -135,6 +145,7 @@ class TurnQueue(Generic[T]):
         :param weight: its part of the work of the turns taken with it.
         :param joins: of more turns than one, the owner's next is taken along if it is of this kind.
         :param first: it goes before the owner's other turns.
+        :param raw: it has to be prepared before it can be taken, see ``preparing``.
         """
         path = (*of, owner)
         with self._changed:
@@ -150,11 +161,11 @@ class TurnQueue(Generic[T]):
             if full and bounded:
                 return False
             lane = lanes.setdefault(path, deque())
-            (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins))
+            (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins, raw))
             self._enter(path, size)
             if key is not None:
                 self._keys.add(key)
-            self._changed.notify()
+            (self._raw if lane[0].raw else self._changed).notify()
             return True
 
     def ready(
@@ -183,6 +194,27 @@ class TurnQueue(Generic[T]):
                         return []
                 self._changed.wait(None if math.isinf(wait) else wait)
             return []
+
+    @contextmanager
+    def preparing(self, timeout: float | None = None) -> Iterator[T | None]:
+        """The next turn to prepare, which may be taken once the block has ended.
+
+        It is its owner's first, one of a link at a time, and is charged the time that it takes. None after ``timeout``
+        seconds without one, or when the queue is closed.
+        """
+        with self._changed:
+            self._raw.wait_for(lambda: self._closed or bool(self._next_raw()), timeout)
+            path = self._next_raw()
+            waiting = self._ordinary[path][0] if path else None
+            if waiting is not None:
+                self._preparing.add(_link(path))
+            began = self._clock()
+        try:
+            yield None if waiting is None else waiting.turn
+        finally:
+            with self._changed:
+                if waiting is not None:
+                    self._end_preparing(path, waiting, self._clock() - began)
 
     def weigh(self, place: int, weight: int) -> None:
         """Correct the weight of turn ``place`` of those that ``ready`` gave last, once it is known."""
@@ -219,10 +251,16 @@ class TurnQueue(Generic[T]):
                         self._forget(path, waiting)
 
     def close(self) -> None:
-        """Hand out no more turns, and wake the worker."""
+        """Drop all turns, hand out no more, and wake the workers."""
         with self._changed:
             self._closed = True
+            for lanes in (self._urgent, self._ordinary):
+                for path, lane in lanes.items():
+                    for waiting in lane:
+                        self._forget(path, waiting)
+                lanes.clear()
             self._changed.notify_all()
+            self._raw.notify_all()
 
     @property
     def closed(self) -> bool:
@@ -255,7 +293,7 @@ class TurnQueue(Generic[T]):
         found: list[tuple[dict[Path, deque[_Waiting[T]]], Path]] = []
         self._were_awaited, self._awaited = self._awaited, set()
         for lanes in order:
-            free = [path for path in lanes if path[-1] not in self._held]
+            free = [path for path, lane in lanes.items() if path[-1] not in self._held and not lane[0].raw]
             for path in sorted(free, key=self._used) if len(free) > 1 else free:
                 if courteous and (wait := self._courtesy(lanes, path)) > 0.0:
                     shortest = min(shortest, wait)
@@ -304,6 +342,8 @@ class TurnQueue(Generic[T]):
         waiting = lane.popleft()
         if lane:
             lanes[path] = lane  # after the other owners
+            if lane[0].raw:
+                self._raw.notify()
         self._urgent_in_a_row = self._urgent_in_a_row + 1 if lanes is self._urgent else 0
         chain = self._chains[path]
         for parent, account in pairwise(chain):
@@ -314,6 +354,22 @@ class TurnQueue(Generic[T]):
         else:
             self._running.append((path, waiting.kind, waiting.weight))
         return waiting.turn
+
+    def _next_raw(self) -> Path:
+        """The owner whose turn is to be prepared next; empty: none."""
+        free = [path for path, lane in self._ordinary.items() if lane[0].raw and _link(path) not in self._preparing]
+        return min(free, key=self._used, default=())
+
+    def _end_preparing(self, path: Path, waiting: _Waiting[T], seconds: float) -> None:
+        self._preparing.discard(_link(path))
+        for account in self._chains.get(path, ())[1:]:
+            account.used += seconds
+        lane: deque[_Waiting[T]] = self._ordinary.get(path, deque())
+        for place, other in enumerate(lane):
+            if other is waiting:
+                lane[place] = waiting._replace(raw=False)
+        self._changed.notify()
+        self._raw.notify()
 
     def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
         self._bytes -= waiting.size

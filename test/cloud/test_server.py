@@ -292,6 +292,7 @@ class Teller:
     """In the engine's place: says what the test tells it to."""
 
     answer = None
+    away = ""
     target = LocalTarget(TableModel(1))
     model = target.model
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 import vllm_standin
 from by_hand import Robot
 from hypothesis import given, strategies as st
+from vllm_standin import decode, questions
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import BackendSettings, EngineSettings
@@ -24,15 +24,10 @@ from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
-from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_front
-from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
-
-PATIENT = LinkSettings(response_timeout_s=20.0, attempts=3)
 
 
 @pytest.fixture
@@ -57,17 +52,6 @@ def serve(standin, target_directory):
     yield make
     for one in open_ones:
         one.close()
-
-
-def decode(engine, draft, settings, asked):
-    with closing(LocalChannel(engine)) as channel, EdgeSession(channel, draft, settings, PATIENT) as session:
-        return [session.decode(image, text, history=history).tokens for image, text, history in asked]
-
-
-def questions(picture, count):
-    """(picture, instruction, history): with a history, and without a picture, too."""
-    kinds = [(), ((picture(8), "go left"), (picture(9), "stop"))]
-    return [(picture(n), f"go {n}", kinds[n % 2]) for n in range(count)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -282,7 +266,7 @@ def test_backend_settings_that_cannot_be_used(serve, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"backend": "tgi"}, "backend is 'tgi'; use local or vllm"),
+        ({"backend": "tgi"}, "backend is 'tgi'; use local, vllm or vllm-http"),
         ({"backend": "local", "tensor_parallel": 2}, "tensor_parallel is for backend vllm, and the backend is local"),
     ],
 )

@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 from collections import deque
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -22,10 +23,14 @@ from typing import Any
 
 import torch
 
+from dsd_ros.edge.client import LinkSettings
+from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
 
 FAULTS = ("", "rows", "forgets", "error", "raises", "dies", "silent", "nan", "shape", "slow")
 BLOCK = 8  # tokens of a block of the prefix cache
+PATIENT = LinkSettings(response_timeout_s=20.0, attempts=3)
 
 
 class EngineDeadError(Exception):
@@ -217,6 +222,14 @@ def failed(code: str, message: str) -> Any:
     return SimpleNamespace(error=SimpleNamespace(code=code, message=message, retryable=True), outputs=empty)
 
 
+def process_dict_updates(entries: dict[int, Any], update: Any, new: Any) -> None:
+    """What a batch's rows want, after requests came."""
+    for row, params, prompt, output in update.added if update else ():
+        entries.pop(row, None)
+        if (wish := new(params, prompt, output)) is not None:
+            entries[row] = wish
+
+
 def install(monkeypatch: Any) -> None:
     """Let the names be imported as vLLM's, and the plug-in be found."""
     one = SimpleNamespace
@@ -237,6 +250,9 @@ def install(monkeypatch: Any) -> None:
             "MultiModalKwargsItems": MultiModalKwargsItems,
             "PlaceholderRange": PlaceholderRange,
         },
+        "vllm.v1.sample": {},
+        "vllm.v1.sample.logits_processor": {"LogitsProcessor": object},
+        "vllm.v1.sample.logits_processor.builtin": {"process_dict_updates": process_dict_updates},
         "vllm.model_executor": {},
         "vllm.model_executor.layers": {},
         "vllm.model_executor.layers.pooler": {"Pooler": Pooler, "PoolingParamsUpdate": one},
@@ -257,3 +273,14 @@ def install(monkeypatch: Any) -> None:
     from dsd_ros.cloud.vllm import engine
 
     monkeypatch.setattr(engine, "entry_points", lambda **_: ["dsd_ros"])
+
+
+def decode(engine, draft, settings, asked):
+    with closing(LocalChannel(engine)) as channel, EdgeSession(channel, draft, settings, PATIENT) as session:
+        return [session.decode(image, text, history=history).tokens for image, text, history in asked]
+
+
+def questions(picture, count):
+    """(picture, instruction, history): with a history, and without a picture, too."""
+    kinds = [(), ((picture(8), "go left"), (picture(9), "stop"))]
+    return [(picture(n), f"go {n}", kinds[n % 2]) for n in range(count)]

@@ -73,6 +73,8 @@ class Served(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def alive(self) -> bool: ...
+    @property
+    def away(self) -> str: ...
     def has_room(self, account: str) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
@@ -188,7 +190,9 @@ class VerifierServer(ServerThread):
                 self._reload()
                 next_reload = time.monotonic() + RELOAD_POLL_S
             for connection in list(self._served):
-                if self._should_move(connection) and connection.between_replies(QUIET_S):
+                if away := self._engine.away:
+                    self._end(connection, CloseCode.TRY_AGAIN_LATER, away)
+                elif self._should_move(connection) and connection.between_replies(QUIET_S):
                     self._move(connection)
 
     def _reload(self) -> None:
@@ -242,13 +246,15 @@ class VerifierServer(ServerThread):
         """Why this verifier takes no new robot now, in one sentence; empty: it does."""
         if self._draining:
             return _SHUTTING_DOWN
-        return "" if self._engine.has_room("") else self._full
+        return self._engine.away or ("" if self._engine.has_room("") else self._full)
 
     def _refuse(self, connection: RobotConnection) -> Response | None:
         """The answer to a robot that may not connect, which names other verifiers; None: it may."""
         refusal = _SHUTTING_DOWN if self._draining else ""
         if refusal:
             self._engine.metrics.refused("draining", connection.robot)
+        elif refusal := self._engine.away:
+            self._engine.metrics.refused("engine", connection.robot)
         elif not self._engine.has_room(connection.account):
             refusal = self._full
             self._engine.metrics.refused("full", connection.robot)

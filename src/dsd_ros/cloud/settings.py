@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from dataclasses import dataclass
 
 from dsd_ros.addresses import check_host, check_verifier_address
@@ -63,7 +64,20 @@ class EngineSettings:
         check_options(self, VerifierSettingsError)
 
 
-BACKENDS = ("local", "vllm")
+BACKENDS = ("local", "vllm", "vllm-http")
+
+
+def engine_address(text: str) -> str:
+    """``text`` if it is an address such as http://HOST:PORT or https://HOST/PATH; else ValueError, one sentence."""
+    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
+        raise ValueError(f"{text!r} is not the address of a vLLM server; use http://host:port or https://host:port")
+    return text
+
+
+_ONLY_FOR = {
+    "vllm": ("engine_args", "tensor_parallel", "data_parallel"),
+    "vllm-http": ("engine_url", "engine_model", "engine_key_file"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,13 +86,19 @@ class BackendSettings:
 
     backend: str = option(
         BACKENDS[0],
-        "what runs the target: local, this process; vllm, vLLM's engine in this environment",
+        "what runs the target: local, this process; vllm, vLLM's engine in this environment; vllm-http, a vLLM that "
+        "somebody else runs (temperature 0, and proof coupled with a plug-in)",
         choices=BACKENDS,
     )
     engine_timeout_s: float = option(
-        60.0, "a vLLM that gives no answer for this long is lost, and the verifier exits, s", 0.1, 3600.0,
+        60.0, "a vLLM that gives no answer for this long is lost, s: with backend vllm the verifier exits", 0.1, 3600.0,
         allowed="0.1 to 3600 seconds",
     )  # fmt: skip
+    engine_url: str = option(
+        "", "address of a vLLM server, http:// or https:// (backend vllm-http)", check=engine_address
+    )
+    engine_model: str = option("", "name of the model at engine_url; empty: the first one (backend vllm-http)")
+    engine_key_file: str = option("", "file with the API key of engine_url; empty: none (backend vllm-http)")
     tensor_parallel: int = option(1, "GPUs that share a copy of the model (backend vllm)", 1, 1024)
     data_parallel: int = option(1, "copies of the model (backend vllm)", 1, 1024)
     engine_args: str = option(
@@ -87,9 +107,12 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         check_options(self, VerifierSettingsError)
-        for name in ("engine_args", "tensor_parallel", "data_parallel"):
-            if self.backend != "vllm" and getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise VerifierSettingsError(f"{name} is for backend vllm, and the backend is {self.backend}")
+        for backend, names in _ONLY_FOR.items():
+            for name in names:
+                if self.backend != backend and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise VerifierSettingsError(f"{name} is for backend {backend}, and the backend is {self.backend}")
+        if self.backend == "vllm-http" and not self.engine_url:
+            raise VerifierSettingsError("backend vllm-http needs engine_url, the address of a vLLM server")
         try:
             given = json.loads(self.engine_args or "{}")
         except ValueError as error:

@@ -37,6 +37,8 @@ class RoundRefused(Exception):
     @classmethod
     def of(cls, error: Exception) -> RoundRefused:
         """The refusal for an error of a pass. An unexpected error is logged, and the robot learns no details."""
+        if isinstance(error, RoundRefused):
+            return error
         if isinstance(error, (SamplingError, TreeError, PackingError, WireError)):
             return cls(RefusalCode.BAD_DISTRIBUTION, str(error))
         if isinstance(error, VlmError):

@@ -120,6 +120,14 @@ class ImageProcessor:
         batch = self._processor(image, do_resize=False, input_data_format="channels_last", return_tensors="pt")
         return batch["pixel_values"], batch["image_grid_thw"]
 
+    def raw(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The bytes (patches, ...) uint8 that ``pixels`` were made of, for engines that normalise them themselves."""
+        processor = self._processor
+        mean, std = (torch.tensor(numbers)[:, None] for numbers in (processor.image_mean, processor.image_std))
+        values = (pixels.unflatten(1, (3, -1)) * std + mean) / processor.rescale_factor
+        found: torch.Tensor = values.round().clamp(0, 255).to(torch.uint8).flatten(1)
+        return found
+
 
 def attend(
     module: torch.nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **options: Any

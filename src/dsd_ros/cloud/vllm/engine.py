@@ -35,6 +35,8 @@ _ENVIRONMENT = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL":
 class VllmEngine:
     """An ``EngineClient`` of an engine in processes of its own, which are children of this one."""
 
+    returns = False
+
     def __init__(self, model: ModelFront, settings: BackendSettings, dtype: str) -> None:
         """ModelError when this environment has no vLLM, or arguments that vLLM does not know."""
         missing = next((name for name in ("vllm", "torch") if importlib.util.find_spec(name) is None), None)
@@ -98,7 +100,7 @@ class VllmEngine:
         """See ``EngineClient``."""
         return not self._llm.errored
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See ``EngineClient``."""
         if self._llm is not None:
             self._llm.shutdown()

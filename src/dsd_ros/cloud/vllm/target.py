@@ -30,9 +30,9 @@ from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.rejection import verify_tree_greedy
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
-from dsd_ros.vlm.errors import VlmError
+from dsd_ros.vlm.errors import ModelError, VlmError
 from dsd_ros.vlm.front import ModelFront, PreparedPrompt
-from dsd_ros.wire.messages import Outcome, SessionRequest
+from dsd_ros.wire.messages import Outcome, RefusalCode, SessionRequest
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,6 +41,7 @@ Tokens = tuple[int, ...]
 MAX_LEAVES = 32  # requests of one round; of a tree with more only the upper levels are verified
 ROWS, ARGMAX, COUPLED = "rows", "argmax", "coupled"
 EXIT_ENGINE_LOST = 70
+_WATCH_S = 1.0  # how often the engine is looked at
 
 
 class EngineLost(Exception):
@@ -83,8 +84,13 @@ class EnginePrefix:
 class EngineClient(Protocol):
     """A way to ask an engine. Coroutines run in the loop of ``EngineTarget``."""
 
+    returns: bool  # somebody else starts the engine again when it is lost
+
     async def start(self) -> None:
-        """Connect, or load the model. ModelError, one sentence, when the engine cannot be used."""
+        """Connect, or load the model. ModelError, one sentence, when the engine cannot be used.
+
+        Called again after a loss, if the engine ``returns``.
+        """
 
     def check(self, want: str) -> None:
         """ValueError, one sentence, for rounds that cannot be served."""
@@ -93,13 +99,13 @@ class EngineClient(Protocol):
         """What the target says at the last ``rows`` positions of a prefix and the tokens after it.
 
         Logits (rows, V); or (rows, 2), the emitted id and the model's confidence. VlmError for a request that fails;
-        EngineLost when no request will be answered any more.
+        RoundRefused for one that may be sent again; EngineLost when the engine answers none.
         """
 
     async def healthy(self) -> bool:
         """Whether the engine lives. Asked about once a second."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop what ``start`` began."""
 
 
@@ -115,6 +121,7 @@ class EngineTarget:
 
     concurrent = True
     exit_layers: tuple[int, ...] = ()
+    away = ""  # why no round can be verified until the engine is back; one sentence
 
     def __init__(
         self,
@@ -157,13 +164,15 @@ class EngineTarget:
         prefix = EnginePrefix(self.model.prompt(image, instruction, history))
         try:
             self._ask(prefix, [()], Wish(ARGMAX, SamplingSettings(0.0), 0, 0))
+        except RoundRefused:
+            pass  # the first round has it read
         except EngineLost as lost:
-            self._on_lost(lost)
-            raise VlmError(str(lost)) from lost
+            if self._lost(lost):
+                raise VlmError(str(lost)) from lost
         return prefix
 
     def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
-        """See ``Target``. Without an engine no round is answered."""
+        """See ``Target``. No round is answered when the engine is lost for good; one that returns gets them again."""
         for round in work:
             assert isinstance(round, PendingRound), "no prompt is left unread"
             prefix = round.reply.sequence
@@ -171,12 +180,13 @@ class EngineTarget:
             before, owed = len(prefix.tokens), round.reply.owed
             try:
                 result: Outcome | RoundRefused = self._verify(round, prefix)
-            except EngineLost as lost:
-                self._on_lost(lost)
-                return
             except Exception as error:
                 del prefix.tokens[before:]
                 round.reply.owed = owed
+                if isinstance(error, EngineLost):
+                    if self._lost(error):
+                        return
+                    error = RoundRefused(RefusalCode.OVERLOADED, str(error))
                 result = RoundRefused.of(error)
             yield round, result
 
@@ -215,7 +225,9 @@ class EngineTarget:
             round.reply.owed = split.most_recovered(tree, verdict.accepted - 1)
 
     def _ask(self, prefix: EnginePrefix, paths: Sequence[Tokens], wish: Wish) -> dict[Tokens, torch.Tensor]:
-        """The row after each path; VlmError, EngineLost."""
+        """The row after each path; VlmError, RoundRefused, EngineLost."""
+        if self.away:
+            raise EngineLost(self.away)
         return self._wait(self._ask_leaves(prefix, paths, wish))
 
     async def _ask_leaves(
@@ -243,18 +255,37 @@ class EngineTarget:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _end(self) -> None:
-        self._client.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _lost(self, reason: EngineLost) -> bool:
+        """Note that the engine is lost; whether for good."""
+        if not self._client.returns:
+            self._on_lost(reason)
+        elif not self.away:
+            self.away = str(reason)
+            _log.error("%s; robots are sent elsewhere until it is back", reason)
+        return not self._client.returns
 
     async def _watch_engine(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
-            if not await self._client.healthy():
-                self._on_lost(EngineLost("the engine has died"))
+            await asyncio.sleep(_WATCH_S)
+            if self.away:
+                await self._try_again()
+            elif not await self._client.healthy() and self._lost(EngineLost("the engine has died")):
                 return
+
+    async def _try_again(self) -> None:
+        try:
+            await self._client.start()
+        except ModelError as error:  # it may be another model now
+            self.away = str(error)
+        else:
+            _log.warning("the engine is back")
+            self.away = ""
 
 
 def bounded(tree: TokenTree) -> TokenTree:

@@ -54,7 +54,7 @@ def matters(name: str, decode: DecodeSettings) -> bool:
     rules = {
         **dict.fromkeys(COMMON, True),
         "draft_length": decode.needs_draft and decode.shaped_by is not Shape.EXPANSION,
-        "shape": decode.needs_draft,
+        **dict.fromkeys(("shape", "draft_source"), decode.needs_draft),
         "tree_expansion": decode.shaped_by is Shape.EXPANSION,
         "tree_budget": decode.shaped_by is Shape.BUDGET and not decode.tunes,
         "proof": decode.needs_draft or decode.proven_by is Proof.COUPLED,

@@ -16,6 +16,7 @@ from dsd_ros.options import check_options, option
 MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
 MAX_KEPT = 1 << 16  # ids of one truncated distribution
 FLOATS = ("float16", "float32")
+DRAFT_SOURCES = ("model", "lookup")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
@@ -112,6 +113,12 @@ class DecodeSettings:
         MAX_DRAFT_LENGTH,
         words={"auto": AUTO_LENGTH, "preset": PRESET_LENGTH},
     )
+    draft_source: str = option(
+        DRAFT_SOURCES[0],
+        "what drafts: the draft model, or lookup, which repeats what followed the same tokens earlier in prompt and "
+        "reply; lookup is for modes dsd and coupled, greedy or with proof coupled",
+        choices=DRAFT_SOURCES,
+    )
     temperature: float = option(SamplingSettings.temperature, "sampling temperature; 0: greedy", 0.0, 100.0)
     top_k: int = option(SamplingSettings.top_k, "sample from the K likeliest tokens; 0: all", 0, 1 << 20)
     top_p: float = option(SamplingSettings.top_p, "sample from the likeliest tokens of this mass; 1: all", 0.0, 1.0)
@@ -142,6 +149,7 @@ class DecodeSettings:
         # Each of these validates.
         _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
+        self._check_look_up()
 
     @property
     def preset(self) -> Mode:
@@ -223,6 +231,21 @@ class DecodeSettings:
             raise SettingsError(
                 "early exits cannot name the token after a rejection when proof 'split' is sampled; "
                 "use predraft_source guesses or another proof"
+            )
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up, so that no draft model runs."""
+        return self.needs_draft and self.draft_source == "lookup"
+
+    def _check_look_up(self) -> None:
+        if not self.looks_up:
+            return
+        drawn = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
+        if self.predrafts or self.tunes or self.shaped_by is not Shape.SEQUENCE or drawn:
+            raise SettingsError(
+                f"draft_source 'lookup' does not fit mode {self.mode} with these settings: it drafts sequences of "
+                "a fixed draft_length, in turn; use mode dsd at temperature 0, or coupled"
             )
 
     @property

@@ -16,6 +16,7 @@ from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nod
 from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import TargetChanged, VerifierClient
 from dsd_ros.edge.draft_model import Drafting, DraftModel
+from dsd_ros.edge.lookup import LookUp
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
@@ -217,6 +218,8 @@ class EdgeSession:
             return NoDraft(settings)
         if self._translation is not None:
             return Translating(model, settings, self._tuner, self._translation)
+        if settings.looks_up:
+            return LookUp(model, settings)
         if settings.predrafts:
             return Ahead(model, settings, self._tuner, self._client.send_ahead)
         return DraftModel(model, settings, self._tuner)
@@ -241,6 +244,8 @@ def check_settings(
     _check_room(settings, draft_model.vocab_size)
     if _translates(draft_model, vocabulary):
         check_translatable(settings)
+        if settings.looks_up:
+            raise ValueError("draft_source 'lookup' needs a draft model with the target's tokenizer; use model")
 
 
 def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None) -> bool:

@@ -146,21 +146,22 @@ class ReaderSettings:
 
 @dataclass(frozen=True)
 class ExitSettings:
-    """Settings of `dsd-lab train exits`: on the model's own replies to scenes, or with ``data`` as the paper does."""
+    """Settings of `dsd-lab train exits`: on what the model says itself, or with ``data`` as the paper does."""
 
     model: str = _set("", "model directory or hub id (default: the shipped target)")
-    data: Path | None = _set(None, "conversations, .jsonl or .json (default: scenes and the model's own replies)")
+    data: Path | None = _set(None, "conversations, .jsonl or .json (default: what the model says itself)")
     layers: str = _set("all", "layers with an exit: all, or 2,4")
     rank: int | None = _set(None, "width of the adapters (default: hidden size / 8, at least 32)")
     minutes: float | None = _set(None, "time for the training itself")
     steps: int | None = _set(None, "steps instead of minutes")
     epochs: float | None = _set(None, "epochs instead (default: 10)")
-    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3)")
-    batch: int | None = _set(None, "conversations per step (default: 1 with --data, else 64)")
+    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3; text models 2e-3)")
+    batch: int | None = _set(None, "conversations per step (default: 1 with --data, else 64; text models 2)")
     seed: int = _set(0, "seed of everything random")
     out: Path | None = _set(None, "output folder (default: beside the model)")
     cache: Path = _set(Path(".cache/exits"), "folder for scenes and checkpoints")
     worlds: int = _set(200, "worlds to render, 16 pictures each")
+    written: int = _set(320, "conversations that a text model writes")
     held_out: int = _set(400, "conversations kept for the report")
     context: int = _set(1600, "most tokens of a conversation")
     threads: int = _set(2, "CPU threads")
@@ -169,7 +170,7 @@ class ExitSettings:
     dtype: str = _set("float32", "precision of the model", choices=DTYPES)
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers")
+        counts = ("steps", "batch", "rank", "worlds", "written", "held_out", "threads", "workers")
         _check(self, ("minutes", "epochs", "rate"), from1=counts)
         if self.context < 16:
             raise ValueError(f"context must be at least 16 tokens, but it is {self.context}.")

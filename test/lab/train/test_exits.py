@@ -12,9 +12,12 @@ import pytest
 import torch
 from PIL import Image
 from tiny_models import make_tiny_model, make_tokenizer
+from tiny_text import make_tiny_text
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsd_lab.cli.main import main
+from dsd_lab.train.exits import self_written, training
 from dsd_lab.train.exits.backbones import (
     Backbone,
     Example,
@@ -26,6 +29,7 @@ from dsd_lab.train.exits.backbones import (
     scene_examples,
 )
 from dsd_lab.train.exits.conversations import read_conversations
+from dsd_lab.train.exits.self_written import self_written_examples
 from dsd_lab.train.exits.training import (
     exit_losses,
     exit_stage,
@@ -355,6 +359,80 @@ def test_scenes_are_kept_and_answered_by_any_vlm(vlm: Backbone, tmp_path: Path) 
 def test_a_text_model_has_no_scenes(llama: Backbone, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--data"):
         scene_examples(llama, tmp_path, 1, 1, 1, 0, quiet)
+
+
+# ---------------------------------------------------------------------------------- self-written text
+
+
+@pytest.fixture(scope="module")
+def text_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_tiny_text(tmp_path_factory.mktemp("m") / "text", seed=3)
+    tokens = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokens))
+    return directory
+
+
+def test_a_text_model_writes_conversations_and_answers_greedily_every_second_time(
+    text_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_written, "BLOCK", 24)
+    monkeypatch.setattr(self_written, "QUESTION_TOKENS", 160)  # such a model rarely ends a turn
+    monkeypatch.setattr(self_written, "REPLY_TOKENS", 12)
+    backbone, model = load_backbone(str(text_directory)), load_model(ModelSettings(str(text_directory)))
+    train, held = self_written_examples(backbone, tmp_path, 40, 400, 0, quiet)
+    assert (
+        len(list(tmp_path.rglob("*.json"))) == 2
+        and len(train) > 4
+        and len(held) == max(1, len(train.items + held.items) // 10)
+    )
+    greedy = 0
+    for example in map(train.get, range(len(train))):
+        assert example is not None
+        first = example.reply[0]
+        text = backbone.tokenizer.decode(example.ids)
+        assert text.startswith("<|endoftext|><|im_start|>user\n") and "<|im_end|>\n<|im_start|>assistant\n" in text
+        assert backbone.tokenizer.decode(example.ids[:first]).endswith("assistant\n") and len(example.reply) <= 12
+        logits = model.hf(torch.tensor([example.ids])).logits[0]
+        greedy += logits[first - 1 : -1].argmax(-1).tolist() == example.ids[first:]
+    assert len(train) // 4 <= greedy < len(train)
+    monkeypatch.setattr(self_written, "_write", None)  # nothing is written twice
+    again, _ = self_written_examples(backbone, tmp_path, 40, 400, 0, quiet)
+    assert again.items == train.items
+
+
+def test_exits_are_trained_on_what_a_text_model_writes(
+    text_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_written, "BLOCK", 40)
+    monkeypatch.setattr(self_written, "QUESTION_TOKENS", 160)
+    out = tmp_path / "out"
+    report = train_exits(settings(tmp_path, model=str(text_directory), layers="1", written=40, steps=3, out=out), quiet)
+    assert report["data"] == "self-written" and report["steps"] == 3 and (out / EXITS_FILE).exists()
+    assert "conversations that the model wrote itself" in (out / "README.md").read_text()
+
+
+def test_a_sampled_vocabulary_gives_the_loss_of_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KL divergence and its gradient, with on average over samples of 200 of 4000 ids."""
+    monkeypatch.setattr(training, "_SAMPLED", 200)
+    torch.manual_seed(0)
+    head, states = torch.randn(4000, 64), torch.randn(32, 64)
+    final, early = 0.3 * states @ head.T, (0.8 * states + 0.3 * torch.randn(32, 64)).requires_grad_()
+
+    def loss_of(columns: torch.Tensor | None, weight: torch.Tensor) -> tuple[float, torch.Tensor]:
+        target, said = (x if columns is None else x[:, columns] for x in (final, 0.3 * early @ head.T))
+        both = (said + weight).log_softmax(-1), (target + weight).log_softmax(-1)
+        loss = functional.kl_div(*both, reduction="batchmean", log_target=True)
+        return loss.item(), torch.autograd.grad(loss, early)[0].flatten()
+
+    whole, gradient = loss_of(None, torch.zeros(()))
+    sampled = []
+    for seed in range(16):
+        columns, weight = training._sampled_vocabulary(final, torch.Generator().manual_seed(seed))
+        assert columns is not None and len(columns) < 500
+        sampled.append(loss_of(columns, weight))
+    assert np.mean([loss for loss, _ in sampled]) == pytest.approx(whole, rel=0.1)
+    mean = torch.stack([each for _, each in sampled]).mean(0)
+    assert functional.cosine_similarity(mean, gradient, dim=0) > 0.95
 
 
 # ------------------------------------------------------------------------------- settings and counts

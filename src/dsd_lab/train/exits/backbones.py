@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from dsd_lab.train.data import generate
 from dsd_lab.train.exits.conversations import Conversation, ConversationError, read_conversations
@@ -102,18 +103,22 @@ class Backbone:
         """Where the model is."""
         return self.language.embed_tokens.weight.device
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and LM head, (n, hidden size) to (n, vocabulary) float32."""
-        return self.hf.lm_head(self.language.norm(hidden.to(self.hf.lm_head.weight.dtype))).float()
+    def head(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Final norm and LM head, (n, hidden size) to (n, vocabulary) float32; ``ids``: of these tokens alone."""
+        weight = self.hf.lm_head.weight if ids is None else self.hf.lm_head.weight[ids]
+        return functional.linear(self.language.norm(hidden.to(weight.dtype)), weight).float()
 
     def example(self, conversation: Conversation, context: int) -> Example:
         """A conversation as tokens, cut to ``context``; ConversationError when no reply is left."""
         tokenizer = self.tokenizer
-        marks = {"bos_token": tokenizer.bos_token or "", "eos_token": tokenizer.eos_token or ""}
-        special = tuple(token for token in tokenizer.all_special_tokens if token)
-        pieces = _pieces(conversation, tokenizer.chat_template or _VICUNA, marks, special)
+        pieces = _pieces(conversation, self.render, tuple(filter(None, tokenizer.all_special_tokens)))
         encoded = ((tokenizer.encode(text, add_special_tokens=False), is_reply) for text, is_reply in pieces)
         return _cut(*_joined(encoded, frozenset({tokenizer.eos_token_id})), context, ())
+
+    def render(self, messages: list[dict[str, Any]], ask: bool) -> str:
+        """Messages as the model's chat template writes them; ``ask``: with the beginning of a reply."""
+        marks = {name: getattr(self.tokenizer, name) or "" for name in ("bos_token", "eos_token")}
+        return _rendered(messages, ask, self.tokenizer.chat_template or _VICUNA, **marks)
 
     @torch.no_grad()
     def hidden_states(self, examples: Sequence[Example], layers: Sequence[int]) -> torch.Tensor:
@@ -138,9 +143,9 @@ class VlmBackbone(Backbone):
         self.model, self.tokenizer = model, model.tokenizer
         self.known_tokens = model.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits without the vocabulary's padding."""
-        return self.model.head(hidden.to(self.hf.lm_head.weight.dtype))[:, : self.known_tokens]
+    def head(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """See ``Backbone``; without the vocabulary's padding."""
+        return super().head(hidden, ids) if ids is not None else super().head(hidden)[:, : self.known_tokens]
 
     def example(self, conversation: Conversation, context: int) -> Example:
         """See ``Backbone``; images take as many tokens as the model's image processor gives them."""
@@ -148,7 +153,7 @@ class VlmBackbone(Backbone):
         counts = iter([self.model.images.image_tokens(*size) for size in sizes])
 
         def encoded() -> Iterator[tuple[list[int], bool]]:
-            for text, is_reply in _pieces(conversation, self.model.template.chat_template, {}, ("<|", "|>")):
+            for text, is_reply in _pieces(conversation, self.render, ("<|", "|>")):
                 while IMAGE_PLACEHOLDER in text and not is_reply:
                     before, after = text.split(IMAGE_PLACEHOLDER, 1)
                     text = before + "\0" * next(counts) + after
@@ -160,6 +165,10 @@ class VlmBackbone(Backbone):
         if any(ids[place] == image and place not in said for place in range(context, len(ids))):
             raise ConversationError(f"its images do not fit into {context} tokens of context")
         return _cut(ids, reply, context, conversation.images)
+
+    def render(self, messages: list[dict[str, Any]], ask: bool) -> str:
+        """See ``Backbone``."""
+        return _rendered(messages, ask, self.model.template.chat_template)
 
     def _inputs(self, examples: Sequence[Example], tokens: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         model, hidden = self.hf.model, self.language.embed_tokens(tokens)
@@ -206,28 +215,27 @@ def _joined(pieces: Iterable[tuple[list[int], bool]], ends: frozenset[int]) -> t
     return ids, reply
 
 
-def _pieces(
-    conversation: Conversation, template: str, variables: dict[str, str], marks: tuple[str, ...]
-) -> Iterator[tuple[str, bool]]:
-    """The conversation as a chat template writes it: (text, whether it is a reply) in turn."""
+def _rendered(messages: list[dict[str, Any]], ask: bool, template: str, **variables: str) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    rendered: Any = render_jinja_template([messages], chat_template=template, add_generation_prompt=ask, **variables)
+    return str(rendered[0][0])
+
+
+def _pieces(
+    conversation: Conversation, render: Callable[[list[dict[str, Any]], bool], str], marks: tuple[str, ...]
+) -> Iterator[tuple[str, bool]]:
+    """The conversation as a chat template writes it: (text, whether it is a reply) in turn."""
     for turn in conversation.turns:
         if any(mark in turn.text for mark in marks) or "\0" in turn.text:
             raise ConversationError("a turn contains one of the model's chat markers")
     messages = [turn.as_message() for turn in conversation.turns]
 
-    def render(count: int, ask: bool) -> str:
-        rendered: Any = render_jinja_template(
-            [messages[:count]], chat_template=template, add_generation_prompt=ask, **variables
-        )
-        return str(rendered[0][0])
-
     done = ""
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        asked, whole = render(index, True), render(index + 1, False)
+        asked, whole = render(messages[:index], True), render(messages[: index + 1], False)
         if not asked.startswith(done) or not whole.startswith(asked):
             raise ConversationError("the model's chat template rewrites earlier turns")
         yield asked[len(done) :], False

@@ -26,6 +26,7 @@ from dsd_lab.train.exits.backbones import (
     load_backbone,
     scene_examples,
 )
+from dsd_lab.train.exits.self_written import self_written_examples
 from dsd_lab.train.settings import ExitSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
 from dsd_ros.vlm.exits import ExitAdapters, load_exits
@@ -33,6 +34,7 @@ from dsd_ros.vlm.loading import exits_home
 
 CONFIDENT = 0.95
 _EPOCHS = 10.0
+_SAMPLED, _LIKELIEST = 2048, 8  # of a large vocabulary: ids drawn for a step, and each token's likeliest ones
 _BEGIN, _END = (f"<!-- dsd-lab train exits: {end} -->" for end in ("begin", "end"))
 
 
@@ -52,11 +54,17 @@ def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[st
     tell: Report = report or (lambda line, share: None)
     tell("loading the model", 0.0)
     backbone = load_backbone(settings.model, settings.device, settings.dtype)
-    if settings.data is None:
+    if settings.data is None and backbone.reads_images:
+        data = "scenes"
         train, held = scene_examples(
             backbone, settings.cache, settings.worlds, settings.held_out, settings.workers, settings.seed, tell
         )
+    elif settings.data is None:
+        data = "self-written"
+        given = settings.cache, settings.written, settings.held_out, settings.seed, tell
+        train, held = self_written_examples(backbone, *given)
     else:
+        data = settings.data.name
         train, held = conversation_examples(settings.data, backbone, settings.context, settings.held_out, settings.seed)
     exits, figures = fit(settings, backbone, train, tell)
     tell("measuring", 1.0)
@@ -67,11 +75,7 @@ def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[st
     )
     assert loaded is not None
     result = measure(backbone, loaded, HiddenStates(held, loaded.layers)) | figures
-    result |= {
-        "data": "scenes" if settings.data is None else settings.data.name,
-        "train_examples": len(train),
-        "seed": settings.seed,
-    }
+    result |= {"data": data, "train_examples": len(train), "seed": settings.seed}
     (folder / "exits.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     write_card(folder / "README.md", result)
     return result
@@ -84,15 +88,16 @@ def fit(
 
     Runs that differ in their length alone share a checkpoint, so that a longer one continues a shorter one.
     """
-    batch = s.batch or (64 if s.data is None else 1)
-    rate = s.rate or (3e-3 if s.data is None else 1e-4)
+    source = "data" if s.data is not None else "scenes" if backbone.reads_images else "self-written"
+    batch = s.batch or {"scenes": 64, "self-written": 2, "data": 1}[source]
+    rate = s.rate or {"scenes": 3e-3, "self-written": 2e-3, "data": 1e-4}[source]
     exits = ExitAdapters.untrained(backbone, parse_layers(s.layers, backbone.num_layers), s.rank, s.seed)
     exits.to(backbone.device)
     per_epoch = -(-len(examples) // batch)
     steps = s.steps
     if steps is None and s.minutes is None:
         steps = max(1, round((s.epochs or _EPOCHS) * per_epoch))
-    data = "scenes" if s.data is None else hashlib.sha256(s.data.read_bytes()).hexdigest()
+    data = source if s.data is None else hashlib.sha256(s.data.read_bytes()).hexdigest()
     key = [data, len(examples), exits.layers, exits.rank, s.seed, rate, batch, s.context, s.dtype]
     name = "exits-" + hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     stage = exit_stage(backbone, exits, HiddenStates(examples, exits.layers), batch, rate, s.seed)
@@ -114,7 +119,8 @@ def exit_stage(
         order = np.random.default_rng([seed, 62, epoch]).permutation(len(states.examples))
         hidden = states.of(order[place * batch : (place + 1) * batch].tolist())
         if hidden is not None:  # else none of the examples can be used
-            for loss, right in exit_losses(backbone, exits, hidden):
+            generator = torch.Generator().manual_seed(1_000_003 * seed + step)
+            for loss, right in exit_losses(backbone, exits, hidden, generator):
                 yield Losses(loss, loss / count, right / count)
 
     modules = {f"exit{layer}": (exits.adapter(layer), 1.0) for layer in exits.layers}
@@ -122,15 +128,30 @@ def exit_stage(
 
 
 def exit_losses(
-    backbone: Backbone, exits: ExitAdapters, hidden: torch.Tensor
+    backbone: Backbone, exits: ExitAdapters, hidden: torch.Tensor, generator: torch.Generator | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each exit's loss in turn (mean nats per token) and agreement, from states (exits + 1, tokens, hidden size)."""
     with torch.no_grad():
-        final = backbone.head(hidden[-1]).log_softmax(-1)
+        final = backbone.head(hidden[-1])
+        columns, weight = _sampled_vocabulary(final, generator)
+        final = (final if columns is None else final[:, columns] + weight).log_softmax(-1)
     for layer, states in zip(exits.layers, hidden[:-1], strict=True):
-        said = backbone.head(exits.adapter(layer)(states)).log_softmax(-1)
+        said = (backbone.head(exits.adapter(layer)(states), columns) + weight).log_softmax(-1)
         right = (said.detach().argmax(-1) == final.argmax(-1)).float().mean()
         yield functional.kl_div(said, final, reduction="batchmean", log_target=True), right
+
+
+def _sampled_vocabulary(logits: torch.Tensor, generator: Any) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Ids that stand for a large vocabulary (Jean et al., 2015), and the log of how many each stands for."""
+    size = logits.shape[-1]
+    if size <= 4 * _SAMPLED:
+        return None, torch.zeros((), device=logits.device)
+    likeliest = logits.topk(_LIKELIEST, dim=-1).indices.unique()
+    rest = torch.ones(size, dtype=torch.bool).index_fill_(0, likeliest.cpu(), False).nonzero()[:, 0]
+    drawn = rest[torch.randperm(len(rest), generator=generator)[:_SAMPLED]].to(logits.device)
+    weight = torch.zeros(len(likeliest) + len(drawn), device=logits.device)
+    weight[len(likeliest) :] = np.log(len(rest) / len(drawn))
+    return torch.cat([likeliest, drawn]), weight
 
 
 @torch.no_grad()

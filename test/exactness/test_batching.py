@@ -311,6 +311,9 @@ def test_the_cache_that_was_unused_for_longest_is_dropped(caplog):
         robots[0].draft(2, confirmed, [1])
         refusal = robots[0].get()
         assert refusal.code == RefusalCode.NO_OBSERVATION and "dropped to make room" in refusal.sentence
+        robots[0].observe()  # a copy that was late: the robot has a round more
+        robots[0].draft(2, confirmed, [1])
+        assert robots[0].get().code == RefusalCode.NO_OBSERVATION
         robots[0].observe(verified=[*[1, 2, 3][: outcomes[0].accepted], outcomes[0].next_token], rounds=1)
         robots[0].draft(2, confirmed, [1])
         again = robots[0].get()

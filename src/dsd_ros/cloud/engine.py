@@ -497,6 +497,10 @@ class VerifierEngine:
                 self._complete(session, reply, draft)
             elif 1 <= draft.round <= reply.rounds:
                 self._resend(session, reply, draft)
+            elif reply.number == session.dropped[0] and draft.round > reply.rounds + 1 and not draft.assumed:
+                # The observation was a late copy, read after the cache was dropped: the robot is further on.
+                session.dropped, session.reply = (reply.number, draft.round - 1), None
+                self._receive_draft(session, draft)
             else:
                 check_in_step(reply, draft)
                 return PendingRound(session, reply, draft)

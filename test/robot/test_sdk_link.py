@@ -29,7 +29,7 @@ def pair():
     link = SdkLink(program=STANDIN)
     driver = Go2Driver(link)
     link.attach(driver)
-    assert wait_until(lambda: driver.state() is not None, 10.0)
+    assert wait_until(lambda: driver.state() is not None, 60.0)
     yield link, driver
     driver.close(0.2)
     link.close()
@@ -39,10 +39,8 @@ def test_the_driver_works_through_the_pipes_and_garbage_is_ignored(pair):
     link, driver = pair
     assert link.versions == {"standin": "1"}
     driver.balance()
-    for _ in range(12):
-        driver.move(0.0, 0.0, 0.5)
-        time.sleep(0.03)
-    assert driver.state().yaw_rate > 0.2 and driver.fault() is None
+    assert wait_until(lambda: (driver.move(0.0, 0.0, 0.5), driver.state().yaw_rate > 0.2)[1], 20.0)
+    assert driver.fault() is None
     driver.stop()
     assert not driver.moving
 
@@ -62,9 +60,9 @@ def test_a_hanging_process_blocks_nothing_and_its_end_is_reported(pair):
     def out_of_touch():
         return driver.fault() is not None and driver.fault().cause is FaultCause.NO_STATE
 
-    assert wait_until(out_of_touch, 5.0)
+    assert wait_until(out_of_touch, 20.0)
     os.kill(link._process.pid, signal.SIGKILL)
-    assert wait_until(lambda: ended == ["The SDK's process ended with exit code -9."], 5.0)
+    assert wait_until(lambda: ended == ["The SDK's process ended with exit code -9."], 20.0)
     assert not link.send("sport", ServiceRequest(2, SportApi.STOP_MOVE))
 
 

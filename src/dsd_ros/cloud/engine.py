@@ -298,7 +298,7 @@ class VerifierEngine:
         if not work:
             return
         if rounds := sum(isinstance(item, PendingRound) for item in work):
-            self.metrics.passing(self._queue.taken or rounds)
+            self.metrics.passing(self._queue.taken if self.target.concurrent else rounds)
         began = time.perf_counter()
         for item, result in self.target.verify(work, _send_early):  # 2. one pass; exits speak on the way
             try:
@@ -500,7 +500,7 @@ class VerifierEngine:
             elif reply.number == session.dropped[0] and draft.round > reply.rounds + 1 and not draft.assumed:
                 # The observation was a late copy, read after the cache was dropped: the robot is further on.
                 session.dropped, session.reply = (reply.number, draft.round - 1), None
-                self._receive_draft(session, draft)
+                return self._verify(draft, peer)
             else:
                 check_in_step(reply, draft)
                 return PendingRound(session, reply, draft)

@@ -9,12 +9,19 @@ makes a new series. No line holds an instruction, a ticket or a token.
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from dsd_ros import __version__
 from dsd_ros.cloud.sessions import STATES
@@ -44,6 +51,42 @@ class _Counters(dict[str, Counter]):
 
     def __missing__(self, value: str) -> Counter:
         return self[OTHER]
+
+
+class _Histogram(Collector):
+    """A histogram, with a series for each value of ``label``; prometheus_client's takes three times as long a value."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], label: str = "", values: Sequence[str] = ("",)
+    ) -> None:
+        self._name, self._text, self._bounds = name, text, [*map(float, bounds), math.inf]
+        self._labels = [label] if label else []
+        self._series = {value: ([0] * len(self._bounds), [0.0]) for value in values}  # counts by bound, the sum
+        self._lock = threading.Lock()
+
+    def observer(self, value: str = "") -> Callable[[float], None]:
+        """What adds an amount to a series."""
+        (counts, total), bounds, lock = self._series[value], self._bounds, self._lock
+
+        def observe(amount: float) -> None:
+            place = bisect_left(bounds, amount)
+            with lock:
+                counts[place] += 1
+                total[0] += amount
+
+        return observe
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        return [HistogramMetricFamily(self._name, self._text, labels=self._labels)]
+
+    def collect(self) -> list[HistogramMetricFamily]:
+        family = self.describe()[0]
+        names = [floatToGoString(bound) for bound in self._bounds]
+        with self._lock:
+            for value, (counts, total) in self._series.items():
+                buckets = list(zip(names, accumulate(counts), strict=True))
+                family.add_metric([value] if self._labels else [], buckets, total[0])
+        return [family]
 
 
 class Metrics:
@@ -112,16 +155,18 @@ class Metrics:
         # What an API would bill, and what vLLM counts under these names.
         self._prompt = self._counter("prompt_tokens_total", "Tokens of prompts read, with those of pictures.").inc
         self._generated = self._counter("generation_tokens_total", "Tokens of replies.").inc
-        self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS)
+        self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS).observer()
         together = "Rounds verified together in one pass of the target."
-        self.passing = self._histogram("pass_rounds", together, BATCH).observe
+        self.passing = self._histogram("pass_rounds", together, BATCH).observer()
         passed = "One pass of the target with all its rounds, and sending their results."
-        self.passed = self._histogram("pass_seconds", passed, SECONDS).observe
-        seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode")
-        self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
-        self._read_seconds = self._histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
+        self.passed = self._histogram("pass_seconds", passed, SECONDS).observer()
+        modes = (*PRESETS, OTHER)
+        seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode", modes)
+        self._round_seconds = {mode: seconds.observer(mode) for mode in modes}
+        reading = "Reading one observation with the target."
+        self._read_seconds = self._histogram("observation_seconds", reading, SECONDS).observer()
         waited = "How long an observation or a round waited for its turn."
-        self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observe
+        self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observer()
         refused = "Rounds, observations and frames refused."
         self._refusals = self._counters("refusals_total", refused, "code", (code.value for code in RefusalCode))
         self._early = self._counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
@@ -138,8 +183,12 @@ class Metrics:
         family = self._counter(name, text, label)
         return _Counters({value: family.labels(value) for value in (*values, OTHER)})
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"dsd_verifier_{name}", text, labels, registry=self.registry, buckets=buckets)
+    def _histogram(
+        self, name: str, text: str, bounds: Sequence[float], label: str = "", values: Sequence[str] = ("",)
+    ) -> _Histogram:
+        histogram = _Histogram(f"dsd_verifier_{name}", text, bounds, label, values)
+        self.registry.register(histogram)
+        return histogram
 
     def _read(self, figure: Callable[[VerifierEngine], int]) -> float:
         engine = self._engine()
@@ -215,7 +264,7 @@ class Metrics:
         """An observation of ``tokens`` was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
         self._prompt(tokens)  # tokens that another verifier has generated are a part of this one's prompt
-        self._read_seconds.observe(seconds)
+        self._read_seconds(seconds)
         fields = _where(session.id, reply.number, reply.rounds) | {"seconds": seconds} | _robot(session.robot)
         _log.info("observation read", extra=fields)
 
@@ -235,8 +284,8 @@ class Metrics:
             self._drafted[mode].inc(drafted)
             self._accepted[mode].inc(accepted + recovered)
         if drafted:
-            self._round_accepted.observe(accepted)
-        self._round_seconds[mode].observe(seconds)
+            self._round_accepted(accepted)
+        self._round_seconds[mode](seconds)
         if _log.isEnabledFor(logging.DEBUG):
             figures = {"mode": mode, "drafted": drafted, "accepted": accepted, "seconds": seconds}
             _log.debug("round verified", extra=_where(session.id, reply.number, outcome.round) | figures)

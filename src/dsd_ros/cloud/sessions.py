@@ -147,6 +147,9 @@ class Session:
 
     def has_had(self, observation: Observation) -> bool:
         """Whether an observation is a duplicate, or older than the reply in progress."""
+        reply = self.reply
+        if reply is not None and observation.reply == reply.number:
+            return observation.rounds <= reply.rounds  # else a late duplicate has begun it, after its cache was dropped
         if observation.reply <= self.newest:
             return True
         # A duplicate from before its cache was dropped.

@@ -5,7 +5,8 @@ Every robot has a thread, a session and an emulated link of its own; all share o
 or one at an address. Where the profile gives the times of other machines, forward passes are held to them, and a pass
 of this process's target over several sequences lasts as FSD Table 9 has it. A prompt counts as one more sequence of its
 pass, and takes a whole pass where nothing else waits: the papers give no other time for one. Beside each measurement
-stands what the simulation of `dsd-lab plan` says, fed with what the first number of robots did.
+stands what the simulation of `dsd-lab plan` says, fed with what the first number of robots did. On request the same is
+measured again beside one more robot, which takes all of the verifier that it can get.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from dsd_lab.bench.pace import Pace, PacedModel, paced
 from dsd_lab.bench.plan import RecordedReply, RecordedRound, Workload, simulate
@@ -39,14 +42,61 @@ from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.channel import Channel, LocalChannel
-from dsd_ros.wire.messages import Outcome
+from dsd_ros.wire.channel import Channel, LinkTimeout, LocalChannel
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Observation, Outcome, SessionReply, SessionRequest
+from dsd_ros.wire.pictures import encode_picture
 
 _CODE = (*CODE, "dsd_lab/bench/fleet.py", "dsd_lab/bench/pace.py")
 MAX_ROBOTS = 64
 SPREAD_S = 0.002  # by how much robots in step are apart in a simulation: the first begins a pass, the others wait
+GREEDY = {"pictures": "pictures of 16 megapixels", "rounds": "rounds without end"}
+_WITHOUT_END = (1 << 16) - 1  # rounds
+_LARGE, _SMALL = (2048, 8192), (112, 168)  # a greedy robot's pictures: as large as any may be, or like the others'
 _SIMULATED = (("tokens_per_second", ".1f"), ("reply_seconds_median", ".2f"), ("reply_seconds_p95", ".2f"))
 _PASSES = re.compile(r"^dsd_verifier_pass_rounds_(sum|count)(?:{[^}]*})? (\S+)", re.MULTILINE)
+
+
+class GreedyRobot:
+    """Takes all of a verifier that it can get, of what ``kind`` in GREEDY says, until the block ends."""
+
+    def __init__(self, channel: Channel, model: VisionLanguageModel, kind: str) -> None:
+        self._channel, self._kind = channel, kind
+        self._shape = _LARGE if kind == "pictures" else _SMALL
+        self._png = encode_picture(np.full((*self._shape, 3), 90, np.uint8))
+        self._request = SessionRequest(
+            1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, model.vocab_size, 0.0, 0, 1.0, 0
+        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.replies = 0
+
+    def __enter__(self) -> Self:
+        self._channel.reconnect()
+        self._channel.send(self._request)
+        opened = self._channel.receive(30.0)
+        if not isinstance(opened, SessionReply) or opened.error:
+            raise BenchError(f"the verifier takes no greedy robot, which has no token: {opened}")
+        self._session, self._ends = opened.session, opened.eos_token_ids
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._channel.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.replies += 1
+            height, width = self._shape
+            self._channel.send(Observation(self._session, self.replies, "find it", height, width, "png", self._png))
+            rounds = _WITHOUT_END if self._kind == "rounds" else 0
+            self._channel.send(Draft(self._session, self.replies, 1, 0, [], autonomous_rounds=rounds))
+            while not self._stop.is_set():
+                with suppress(LinkTimeout):
+                    answer = self._channel.receive(0.1)
+                    if not isinstance(answer, Outcome) or self._kind == "pictures" or answer.next_token in self._ends:
+                        break
 
 
 class CountingTarget(LocalTarget):
@@ -113,20 +163,21 @@ def measure_fleet(
     time_scale: float = 1.0,
     dial: Callable[[], Channel] | None = None,
     metrics: str = "",
+    greedy: Sequence[str] = (),
     progress: Callable[[float, str], None] = lambda done, text: None,
 ) -> dict[str, Any]:
     """Let each number of robots decode ``replies`` pictures each, with each ``max_batch``; a row per combination.
 
-    ``dial`` makes links to a verifier that is up already, whose limits and times are its own; ``metrics`` is the
-    address of its metrics page. Every robot's replies must be those that it gets alone ("exact"), unless they are
-    sampled without shared noise. ValueErrors, ModelError, LinkError.
+    ``dial`` and ``metrics``: links to a verifier that is up, and its page. Each robot's replies must be those that it
+    gets alone, unless sampled without shared noise. ``greedy``: what of GREEDY one more robot takes while each row is
+    measured again, as its ``beside``. ValueErrors, ModelError, LinkError.
     """
-    _check(robots, replies, time_scale, own=dial is None)
+    _check(robots, replies, time_scale, greedy, own=dial is None)
     scenes = held_out_scenes(replies)
     robot = paced(load_model(ModelSettings(draft, threads=1)))
     cloud = paced(load_model(ModelSettings(target, threads=1))) if dial is None else None
     stretched = profile.stretched(time_scale)
-    rows, exact, first = [], True, None
+    rows, exact, first = [], True, list[DecodedReply]()
     wanted: dict[tuple[int, int], list[int]] = {}
     limits = batches if cloud is not None else [0]
     for limit in limits:
@@ -138,30 +189,34 @@ def measure_fleet(
                 before = served.passes()
                 found, seconds = _run(served, robot, settings, scenes, count, stretched)
                 row = _row(served, before, found, seconds / time_scale, time_scale)
+                for kind in greedy:
+                    again = _run_beside(kind, served, robot, settings, scenes, count, stretched)
+                    exact &= [reply.tokens for reply in again] == [reply.tokens for reply in found]
+                    row["beside"][kind] = _times(again, time_scale)
             for place, reply in enumerate(found):
-                key = (place % count, place // count)
-                exact &= wanted.setdefault(key, reply.tokens) == reply.tokens
+                exact &= wanted.setdefault((place % count, place // count), reply.tokens) == reply.tokens
             first = first or found[::count]
             rows.append({"robots": count, "max_batch": limit or None} | row)
             done = len(rows) / (len(robots) * len(limits))
             progress(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
-    assert first is not None
     workload = _workload(first, rows, profile, settings, time_scale, own=cloud is not None)
     _compare(rows, workload, replies)
-    comparable = settings.temperature == 0 or settings.proven_by is Proof.COUPLED
     return {
         **header("fleet", _CODE, draft=robot, target=cloud or fingerprint),
         "profile": dataclasses.asdict(profile),
         "decode": dataclasses.asdict(settings),
         "replies": replies,
         "time_scale": time_scale,
-        "exact": exact if comparable else None,
+        "exact": exact if settings.temperature == 0 or settings.proven_by is Proof.COUPLED else None,
         "rows": rows,
         "workload": None if workload is None else dataclasses.asdict(workload),
     }
 
 
-def _check(robots: Sequence[int], replies: int, time_scale: float, *, own: bool) -> None:
+def _check(robots: Sequence[int], replies: int, time_scale: float, greedy: Sequence[str], *, own: bool) -> None:
+    for kind in greedy:
+        if kind not in GREEDY:
+            raise BenchError(f"no greedy robot is called {kind!r}; use {' or '.join(GREEDY)}")
     for count in robots:
         check_range("robots", count, 1, MAX_ROBOTS)
     check_range("replies", replies, 1, MAX_SCENES)
@@ -228,23 +283,39 @@ def _run(
     return [reply for scene in zip(*(future.result() for future in work), strict=True) for reply in scene], seconds
 
 
+def _run_beside(kind: str, served: Served, model: VisionLanguageModel, *run: Any) -> list[DecodedReply]:
+    """The same beside a greedy robot."""
+    with GreedyRobot(served.dial(), model, kind):
+        return _run(served, model, *run)[0]
+
+
 def _row(
     served: Served, before: tuple[float, float] | None, replies: Sequence[DecodedReply], seconds: float, scale: float
 ) -> dict[str, Any]:
     after, mean = served.passes(), None
     if after is not None and before is not None:
         mean = (after[0] - before[0]) / max(1.0, after[1] - before[1])
-    times = sorted(reply.seconds / scale for reply in replies)
     passes = [record.verify_seconds / scale for reply in replies for record in reply.records[1:]]
     return {
         "tokens_per_second": sum(len(reply.tokens) for reply in replies) / seconds,
-        "reply_seconds_median": statistics.median(times),
-        "reply_seconds_p95": times[min(len(times) - 1, int(0.95 * len(times)))],
+        **_times(replies, scale),
         "tau": statistics.fmean(reply.tau for reply in replies),
         "miss_rate": statistics.fmean(reply.miss_rate for reply in replies),
         "pass_seconds": statistics.median(passes) if passes else 0.0,
         "mean_batch": mean,
         "largest_batch": served.largest(),
+        "beside": {},
+    }
+
+
+def _times(replies: Sequence[DecodedReply], scale: float) -> dict[str, float]:
+    """Seconds of replies, and of the robots' waits for a round's outcome, from the second round on."""
+    times = sorted(reply.seconds / scale for reply in replies)
+    waits = [record.wait_seconds / scale for reply in replies for record in reply.records[1:]]
+    return {
+        "reply_seconds_median": statistics.median(times),
+        "reply_seconds_p95": times[min(len(times) - 1, int(0.95 * len(times)))],
+        "round_seconds_median": statistics.median(waits) if waits else 0.0,
     }
 
 
@@ -313,7 +384,21 @@ def render(report: dict[str, Any]) -> str:
     exact = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
     held = " (held times)" if report["profile"]["target_s"] is not None else ""
     title = f"{report['decode']['mode']} at profile {report['profile']['name']}{held}"
-    return "\n".join([title, *table(lines, left=0), exact[report["exact"]], report["machine"]])
+    return "\n".join(
+        [title, *table(lines, left=0), *_beside(report["rows"]), exact[report["exact"]], report["machine"]]
+    )
+
+
+def _beside(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A table of what a greedy robot costs the others."""
+    lines = [["robots", "max batch", "beside one more with", "s/round", "x without", "s/reply", "x without", "p95"]]
+    for row in rows:
+        for kind, found in row["beside"].items():
+            cells = [str(row["robots"]), str(row["max_batch"] or "-"), GREEDY[kind]]
+            for name in ("round_seconds_median", "reply_seconds_median"):
+                cells += [f"{found[name]:.3f}", f"{found[name] / row[name]:.2f}" if row[name] else "-"]
+            lines.append([*cells, f"{found['reply_seconds_p95']:.2f}"])
+    return table(lines, left=0) if len(lines) > 1 else []
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -192,6 +192,9 @@ class BenchFleetArguments:
     target: str = model_option("target")
     link: VerifierFlags = part(VerifierFlags)
     metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
+    greedy_robot: str = flag(
+        "", "measure again beside one more robot that takes all it can get: pictures, rounds", metavar="KIND,..."
+    )
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
@@ -228,6 +231,7 @@ def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
             time_scale=args.time_scale,
             dial=args.link.channel if args.link.verifier else None,
             metrics=args.metrics,
+            greedy=[kind for kind in args.greedy_robot.split(",") if kind],
             progress=bar.to,
         )
     _finish(report, render(report), args, draw)

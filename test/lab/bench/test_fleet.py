@@ -66,6 +66,17 @@ def test_a_verifier_at_an_address_is_measured_by_its_own_metrics(tiny_pair, tmp_
     assert {one["max_batch"], three["largest_batch"]} == {None}
 
 
+def test_what_a_greedy_robot_costs_the_others(tiny_pair):
+    settings = DecodeSettings(mode="dsd", max_tokens=8)
+    paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
+    greedy = ["pictures", "rounds"]
+    report = measure_fleet(load_profile("loopback"), settings, [2], [8], 1, **paths, greedy=greedy)
+    (row,) = report["rows"]
+    assert report["exact"] and list(row["beside"]) == greedy
+    assert all(found["round_seconds_median"] > 0 < found["reply_seconds_p95"] for found in row["beside"].values())
+    assert "pictures of 16 megapixels" in render(report) and "rounds without end" in render(report)
+
+
 def test_rounds_sent_ahead_are_measured_and_not_simulated(tiny_pair):
     settings = DecodeSettings(mode="fsd", max_tokens=8, pipeline_depth=2)
     paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
@@ -77,6 +88,8 @@ def test_rounds_sent_ahead_are_measured_and_not_simulated(tiny_pair):
 def test_what_cannot_be_measured_is_named():
     with pytest.raises(BenchError, match="robots is 0"):
         measure_fleet(load_profile("loopback"), DecodeSettings(), [0], [1], 1, "draft", "target")
+    with pytest.raises(BenchError, match="no greedy robot is called 'words'; use pictures or rounds"):
+        measure_fleet(load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "target", greedy=["words"])
     with pytest.raises(BenchError, match="keeps its own times"):
         measure_fleet(
             load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "", time_scale=0.5, dial=lambda: None

@@ -19,6 +19,7 @@ from dsd_lab.bench.pace import Pace, paced
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_POLICIES, PREDRAFT_SOURCES, DecodeSettings
+from dsd_ros.edge import ahead
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.results import DecodedReply
@@ -34,6 +35,12 @@ IMAGE = np.full((2, 2, 3), 5, np.uint8)
 EVERY_EXIT = EngineSettings(exit_share=1.0)
 
 
+@pytest.fixture(autouse=True)
+def many_processors(monkeypatch):
+    """As many worker threads as the settings say, whatever this machine has; ``test/edge/test_ahead.py`` has few."""
+    monkeypatch.setattr(ahead, "processors", lambda: 64)
+
+
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory):
     """A target of three layers with an exit after each but the last."""
@@ -47,12 +54,12 @@ def waiting(pool) -> bool:
     """Whether a pool has any work to do, or does any."""
     with pool._lock:
         for level in pool._levels:
-            past, ahead = level.past, level.ahead
+            past, next_round = level.past, level.ahead
             if past.stepping or not past.begun:
                 return True
             if level.followed and level is pool._levels[-1]:  # a further round is about to be sent
                 return True
-            if ahead is not None and not (ahead.complete or ahead.failed):
+            if next_round is not None and not (next_round.complete or next_round.failed):
                 return True
         if not pool._levels:
             return False

@@ -71,6 +71,7 @@ class TableModel:
         self.period = period
         self.num_layers = 1
         self.device = torch.device("cpu")
+        self.processors: int | None = None
         self.name = f"table-{seed}"
         self.fingerprint = f"table-{seed}-{noise}"
         self.tokenizer_fingerprint = f"letters-{vocab_size}"

@@ -85,6 +85,7 @@ def paced(model: VisionLanguageModel, pace: Pace | None = None) -> PacedModel:
     """The same weights, held to a pace that can be set at any time."""
     held = object.__new__(PacedModel)
     held.__dict__.update(model.__dict__)
+    held.processors = 1 << 16  # passes that mostly sleep take none from each other
     held.pace = pace
     return held
 

@@ -2,14 +2,21 @@
 """Pre-drafting: worker threads make the next round's draft while this round is being verified.
 
 These are the N workers of FSD's Algorithm 1, with guessed outcomes and rounds sent ahead. Work is handed out level by
-level, so a worker stops, or turns to something more likely, after one forward pass at the latest. A worker never
-touches a sequence that others may see: it forks (0.03 ms) and grows the fork. Rankings run outside the lock.
+level, so a worker turns to something more likely after one forward pass. A worker never touches a sequence that others
+may see: it forks (0.03 ms) and grows the fork. Rankings run outside the lock.
+
+The round itself goes first. Workers begin passes between sending and the verdict only, and a pass that the verdict
+makes useless ends after the layer it is in. Where there are too few processors for all workers, one of them does the
+work of all, in batches.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import random
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +29,7 @@ from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_EXITS, Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, advance
+from dsd_ros.edge.estimates import Mean
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
 from dsd_ros.edge.proposer import Origin, RoundDraft
@@ -33,6 +41,69 @@ from dsd_ros.wire.messages import Outcome
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 _PASS_S = 30.0  # a forward pass that takes longer is not waited for
+_LIKELY = 0.5  # what is likelier is worth a pass that the verdict may interrupt
+_FORGET = 0.99  # per pass without a batch, of what a further draft in a pass takes
+_SWITCH_S = 2e-4  # the longest that a worker keeps the interpreter while another thread waits for it
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Useless(Exception):
+    """The verdict is known, and what the pass would give is not needed."""
+
+
+class IdleTime:
+    """The time from sending a round to its verdict, what passes of the draft model take, and what fits into it."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._waits = {True: Mean(0.8), False: Mean(0.8)}  # by whether the target has to read the prompt first
+        self._first = True
+        self._sent: float | None = None
+        self._single = Mean()  # seconds of a pass of one draft
+        self._further: float | None = None  # and of each further draft in it
+
+    def begin(self, first: bool) -> None:
+        """A round is sent; ``first``: of its reply."""
+        self._first, self._sent = first, self.clock()
+
+    def end(self) -> None:
+        """Its verdict is here."""
+        if self._sent is not None:
+            self._waits[self._first].add(self.clock() - self._sent)
+            self._sent = None
+
+    def learn(self, drafts: int, seconds: float) -> None:
+        """A pass of so many drafts took so long."""
+        if drafts == 1:
+            self._single.add(seconds)
+            self._further = None if self._further is None else self._further * _FORGET
+        elif self._single.known:
+            further = max(0.0, seconds - self._single.value_or(0.0)) / (drafts - 1)
+            self._further = further if self._further is None else 0.8 * self._further + 0.2 * further
+
+    def seconds(self, drafts: int) -> float:
+        """What a pass of so many drafts takes; a further draft costs nothing as long as nothing is known."""
+        return self._single.value_or(0.0) + (drafts - 1) * (self._further or 0.0)
+
+    def pause(self, drafts: int) -> float:
+        """How long to wait before a pass is begun, since it would not end before the verdict; 0: begin it.
+
+        A verdict that is late may take as long again as it is late.
+        """
+        wait = self._waits[self._first]
+        if self._sent is None or not wait.known:
+            return 0.0
+        late = self.clock() - self._sent - wait.value_or(0.0)
+        needed = self.seconds(drafts)
+        return needed - late if abs(late) < needed else 0.0
+
+    def joins(self, score: float, scores: float, drafts: int) -> bool:
+        """Whether a draft of this score makes a pass of ``drafts`` with these ``scores`` in all worth more a second."""
+        return (scores + score) * self.seconds(drafts) >= scores * self.seconds(drafts + 1)
 
 
 @dataclass(eq=False)
@@ -74,6 +145,19 @@ class _Job:
     level: _Level
     task: Predraft | _LookPast
 
+    @property
+    def forks(self) -> bool:
+        """Whether ``begin`` forks the sequence of the round itself."""
+        return isinstance(self.task, _LookPast) or self.task.draft is None
+
+    @property
+    def score(self) -> float:
+        """The probability that the outcome needs it."""
+        if isinstance(self.task, Predraft):
+            return self.task.score
+        tree, chances = self.level.round.tree, self.level.chances
+        return max((math.prod(chances[x] for x in tree.path_to(leaf)) for leaf in self.task.leaves), default=0.0)
+
     def begin(self) -> DraftStep:
         task, of = self.task, self.level.round
         if isinstance(task, _LookPast):
@@ -110,9 +194,11 @@ class Ahead(DraftModel):
         settings: DecodeSettings,
         tuner: Tuner | None,
         send_ahead: Callable[[RoundDraft], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known."""
         super().__init__(model, settings, tuner)
+        self._time = IdleTime(clock)
         self._send_ahead = send_ahead
         coupled = settings.proven_by is Proof.COUPLED
         self._guesser = Guesser(settings.sampling, settings.seed, coupled)
@@ -123,6 +209,11 @@ class Ahead(DraftModel):
         self._work = threading.Condition(self._lock)
         self._stepped = threading.Condition(self._lock)
         self._levels: list[_Level] = []
+        self._slots = 1  # drafts that one pass advances
+        self._open = False  # whether workers may begin passes: a round is being verified
+        self._withheld: float | None = None  # seconds until there is work that is not worth a pass now
+        self._taken: Predraft | None = None  # what the verdict needs
+        self._forking = 0  # jobs that are about to fork the sequence of their round
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()  # of the threads there are now
         self._error = ""
@@ -148,7 +239,9 @@ class Ahead(DraftModel):
             if level is None:
                 return
             self._note_acceptances(level)
-            self._start_threads(how.threads)
+            self._start_threads(how)
+            self._taken, self._open = None, True
+            self._time.begin(draft.number == 1)
             self._work.notify_all()
         self._extend()
         if not how.guesses:
@@ -180,22 +273,23 @@ class Ahead(DraftModel):
         if not isinstance(draft, ModelDraft):
             return
         with self._lock:
-            shared = bool(self._levels)
+            self._open = False
+            self._time.end()
             taken = self._take(result.accepted, result.next_token)
-        # Workers may still look at this draft's sequence: it stays as it is.
+            shared = self._forking > 0  # then the sequence stays as it is
         self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=shared)
 
     def reset(self) -> None:
         """Drop all drafts made ahead, and give back the memory of the reply."""
         super().reset()
         with self._lock:
-            self._levels = []
+            self._levels, self._open, self._taken = [], False, None
             self._error = ""
 
     def close(self) -> None:
         """End the threads, each after the forward pass it is in."""
         with self._lock:
-            self._levels = []
+            self._levels, self._taken = [], None
             self._stop.set()
             self._work.notify_all()
         for thread in self._threads:
@@ -266,7 +360,7 @@ class Ahead(DraftModel):
             held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
             self._trust[outcome.layer].learn(confidence, held)
         begun = level.outcomes.begun
-        fitting = level.outcomes.find(accepted, next_token)
+        fitting = self._taken = level.outcomes.find(accepted, next_token)
         if fitting is not None and ahead and fitting is level.ahead:
             self._levels = ahead
             self.origin = Origin("flight", True, begun)
@@ -284,11 +378,18 @@ class Ahead(DraftModel):
         self.origin = Origin(fitting.source, complete, begun)
         return fitting.draft
 
-    def _start_threads(self, count: int) -> None:
+    def _start_threads(self, how: Strategy) -> None:
+        # Too few for all workers and the session itself.
+        few = how.threads >= (self.model.processors or processors())
+        count = 1 if few else how.threads
+        self._slots = how.workers if few and how.batch == 1 else how.slots
         if not self._threads:
             self._stop = threading.Event()
+        if len(self._threads) < count:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        arguments = self._stop, max(1, torch.get_num_threads() // count)
         for number in range(len(self._threads), count):
-            thread = threading.Thread(target=self._run, args=(self._stop,), name=f"predraft-{number + 1}", daemon=True)
+            thread = threading.Thread(target=self._run, args=arguments, name=f"predraft-{number + 1}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -301,32 +402,45 @@ class Ahead(DraftModel):
             level.ahead = level.outcomes.name(likeliest.accepted, likeliest.next_token, GUESS, likeliest.score)
 
     def _choose(self) -> list[_Job]:
-        """What to do next: as many as one pass takes."""
-        slots = self._levels[0].how.slots if self._levels else 0
+        """What to do next: one pass' jobs, as many as make it worth most a second."""
+        self._withheld = None
         jobs: list[_Job] = []
+        scores = 0.0
+        while self._open and len(jobs) < self._slots and (job := self._next_job()) is not None:
+            score = job.score
+            if jobs and not self._time.joins(score, scores, len(jobs)):
+                break
+            if not jobs and score < _LIKELY and (pause := self._time.pause(1)):
+                self._withheld = pause
+                break
+            self._take_up(job)
+            jobs.append(job)
+            scores += score
+        return jobs
+
+    def _next_job(self) -> _Job | None:
         # 1. What follows if the whole draft is accepted: the most likely outcomes wait for it.
         for level in self._levels:
             past, ahead = level.past, level.ahead
-            if len(jobs) == slots:
-                break
             if not past.begun:
-                past.begun = True
-                jobs.append(_Job(level, past))
-            elif ahead is not None and not (ahead.stepping or ahead.complete or ahead.failed):
-                level.outcomes.take_out(ahead)
-                jobs.append(_Job(level, ahead))
+                return _Job(level, past)
+            if ahead is not None and not (ahead.stepping or ahead.complete or ahead.failed):
+                return _Job(level, ahead)
+        if not self._levels:
+            return None
         # 2. The outcomes of the round that is awaited.
-        while self._levels and len(jobs) < slots:
-            level, past = self._levels[0], self._levels[0].past
-            # Often the likeliest outcome accepts all, and is known last: keep a place for it.
-            kept = int(level.how.guesses and (past.stepping or not past.begun))
-            predraft = level.outcomes.pop(kept)
-            if predraft is None:
-                break
-            jobs.append(_Job(level, predraft))
-        for job in jobs:
-            job.task.stepping = True
-        return jobs
+        level, past = self._levels[0], self._levels[0].past
+        # Often the likeliest outcome accepts all, and is known last: keep a place for it.
+        predraft = level.outcomes.peek(int(level.how.guesses and past.stepping))
+        return None if predraft is None else _Job(level, predraft)
+
+    def _take_up(self, job: _Job) -> None:
+        self._forking += job.forks
+        if isinstance(job.task, Predraft):
+            job.level.outcomes.take_out(job.task)
+        else:
+            job.task.begun = True
+        job.task.stepping = True
 
     def _settle(self, job: _Job) -> None:
         """After a job's pass: note what it says, and queue again what is not complete."""
@@ -340,11 +454,12 @@ class Ahead(DraftModel):
 
     # -------------------------------------------------------------------------- worker threads
 
-    def _run(self, stop: threading.Event) -> None:
+    def _run(self, stop: threading.Event, threads: int) -> None:
+        _use_threads(threads)
         while True:
             with self._lock:
                 while not stop.is_set() and not (jobs := self._choose()):
-                    self._work.wait()
+                    self._work.wait(self._withheld)
                 if stop.is_set():
                     return
             self._step(jobs)
@@ -353,11 +468,14 @@ class Ahead(DraftModel):
     def _step(self, jobs: list[_Job]) -> None:
         """One pass for all jobs, and what follows from it. Never raises."""
         failure: Exception | None = None
+        useless = False
         try:
-            _forward(jobs)
+            self._forward(jobs)
             for job in jobs:
                 if isinstance(job.task, _LookPast) and not job.task.failed:
                     self._guess_acceptances(job.level)
+        except _Useless:
+            useless = True
         except Exception as error:
             failure = error
         with self._lock:
@@ -369,11 +487,34 @@ class Ahead(DraftModel):
             if any(isinstance(job.task, _LookPast) for job in jobs):
                 self._work.notify_all()
         try:
-            self._extend()
+            if not useless:
+                self._extend()
         except Exception as error:
             failure = error
         if failure is not None:
             self._note(failure)
+
+    def _forward(self, jobs: list[_Job]) -> None:
+        """One pass for all jobs; ``_Useless`` once none of them is needed any more."""
+
+        def look_up(*_: object) -> None:
+            if not any(job.level in self._levels or job.task is self._taken for job in jobs):
+                raise _Useless
+
+        began = self._time.clock()
+        forks = sum(job.forks for job in jobs)
+        try:
+            steps = [job.begin() for job in jobs]
+        finally:
+            with self._lock:
+                self._forking -= forks
+        look_up()
+        rows = advance(steps, look_up)
+        seconds = self._time.clock() - began
+        for job, logits in zip(jobs, rows, strict=True):
+            job.take(logits, seconds)
+        with self._lock:
+            self._time.learn(len(jobs), seconds)
 
     def _note(self, failure: Exception) -> None:
         with self._lock:
@@ -384,9 +525,12 @@ class Ahead(DraftModel):
             _log.error("a pre-draft failed; the reply goes on without it", exc_info=failure)
 
 
-def _forward(jobs: list[_Job]) -> None:
-    began = time.perf_counter()
-    rows = advance([job.begin() for job in jobs])
-    seconds = time.perf_counter() - began
-    for job, logits in zip(jobs, rows, strict=True):
-        job.take(logits, seconds)
+def _use_threads(count: int) -> None:
+    """Let passes of this thread use ``count`` processors at most."""
+    before = torch.get_num_threads()
+    if count < before:
+        torch.set_num_threads(count)
+        # PyTorch makes that the default of threads yet to start, too, such as those of a target in this process.
+        other = threading.Thread(target=torch.set_num_threads, args=(before,))
+        other.start()
+        other.join()

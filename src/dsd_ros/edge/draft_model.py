@@ -28,7 +28,7 @@ from dsd_ros.edge.strategies import strategy_of
 from dsd_ros.edge.tuner import Tuner
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_together
+from dsd_ros.vlm.sequence import LayerHook, Sequence, grow_trees_together, next_logits_together
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,25 @@ class DraftStep(NamedTuple):
     parents: list[int]
 
 
-def advance(steps: list[DraftStep]) -> list[torch.Tensor | None]:
-    """Logits (nodes, or 1, V) of each step, all in one pass; None for a step whose context is full."""
+def advance(steps: list[DraftStep], on_layer: LayerHook | None = None) -> list[torch.Tensor | None]:
+    """Logits (nodes, or 1, V) of each step, all in one pass; None for a step whose context is full.
+
+    ``on_layer`` is called after each layer of the pass. What it raises ends the pass and leaves the sequences as they
+    were.
+    """
     try:
         if len(steps) == 1 and not steps[0].tokens:
-            return [steps[0].sequence.next_logits().unsqueeze(0)]
+            return [steps[0].sequence.next_logits(on_layer).unsqueeze(0)]
         if not any(step.tokens for step in steps):
-            rows = next_logits_together([step.sequence for step in steps])
+            rows = next_logits_together([step.sequence for step in steps], on_layer)
             return [row.unsqueeze(0) for row in rows]
-        grown = grow_trees_together(steps)
+        grown = grow_trees_together(steps, on_layer)
         return [
-            logits if step.tokens else step.sequence.next_logits().unsqueeze(0)
+            logits if step.tokens else step.sequence.next_logits(on_layer).unsqueeze(0)
             for step, logits in zip(steps, grown, strict=True)
         ]
     except ContextError:  # of one of them
-        return [None] if len(steps) == 1 else [advance([step])[0] for step in steps]
+        return [None] if len(steps) == 1 else [advance([step], on_layer)[0] for step in steps]
 
 
 class ModelDraft:

@@ -103,7 +103,14 @@ class OutcomeQueue:
         self._waiting = kept
 
     def pop(self, kept: int = 0) -> Predraft | None:
-        """Take the next pre-draft, to work on for one token; None when there is none.
+        """``peek``, and take it out of the queue."""
+        best = self.peek(kept)
+        if best is not None:
+            self.take_out(best)
+        return best
+
+    def peek(self, kept: int = 0) -> Predraft | None:
+        """The next pre-draft to work on for one token; None when there is none.
 
         kept: part of the budget that is reserved for outcomes still to be named.
         """
@@ -112,13 +119,11 @@ class OutcomeQueue:
         if not able:
             return None
         if self._policy == "priority":
-            best = max(able, key=lambda p: (p.score, -p.order))
-        elif self._policy == "fifo":
-            best = min(able, key=lambda p: p.order)
-        else:  # finish what was begun first, or random would begin all and finish none
-            best = self._chance.choice([p for p in able if p.begun] or able)
-        self.take_out(best)
-        return best
+            return max(able, key=lambda p: (p.score, -p.order))
+        if self._policy == "fifo":
+            return min(able, key=lambda p: p.order)
+        # Finish what was begun first, or random would begin all and finish none.
+        return self._chance.choice([p for p in able if p.begun] or able)
 
     def take_out(self, predraft: Predraft) -> None:
         """Take a certain pre-draft out of the queue."""

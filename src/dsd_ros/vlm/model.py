@@ -57,6 +57,7 @@ class VisionLanguageModel:
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.exits: ExitAdapters | None = None
+        self.processors: int | None = None  # that its passes can run on side by side; None: those of this process
         text = backbone.config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size

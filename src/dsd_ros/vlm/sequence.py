@@ -439,11 +439,14 @@ def next_logits_together(sequences: list[Sequence], on_layer: LayerHook | None =
     return [sequence.next_logits(on_layer) for sequence in sequences]
 
 
-def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]]) -> list[torch.Tensor]:
+def grow_trees_together(
+    growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]], on_layer: LayerHook | None = None
+) -> list[torch.Tensor]:
     """``Sequence.grow_tree`` for several (sequence, tokens, parents), in one pass per model.
 
-    Each result equals that sequence's own up to rounding. SequenceError (also for a sequence listed twice) or
-    ContextError; if all share one model, none has grown then.
+    Each result equals that sequence's own up to rounding. ``on_layer`` is called after each decoder layer.
+    SequenceError (also for a sequence listed twice), ContextError, or what ``on_layer`` raises; if all share one model,
+    none has grown then.
     """
     if len({id(sequence) for sequence, _, _ in growths}) < len(growths):
         raise SequenceError("a sequence can grow only one level of its tree per pass; list each sequence once")
@@ -452,7 +455,10 @@ def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]
     for group in _by_model([(sequence, feed) for sequence, feed in feeds if feed is not None]):
         model = group[0][0].model
         several = [feed for _, feed in group]
-        together = model.forward_batch(several) if len(group) > 1 else [model.forward_tree(several[0])]
+        if len(group) > 1:
+            together = model.forward_batch(several, on_layer)
+        else:
+            together = [model.forward_tree(several[0], on_layer)]
         for (sequence, feed), rows in zip(group, together, strict=True):
             results[id(sequence)] = sequence.record(feed, rows)
     return [results[id(sequence)] if feed is not None else sequence.grow_tree([], []) for sequence, feed in feeds]

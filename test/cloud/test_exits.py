@@ -17,8 +17,11 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.exits import ExitListener, ExitRules, Voice
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.methods import DraftVerdict
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Outcome, SessionClose
 from dsd_ros.wire.pictures import encode_picture
 
@@ -238,3 +241,25 @@ def test_an_exit_that_fails_is_logged_once_and_the_others_keep_silent(caplog):
         hook(index, [torch.zeros(1, 8)])
     hook.harvest()
     assert not said and caplog.text.count("failed; the round goes on") == 1
+
+
+def test_exits_forecast_a_token_that_the_robot_draws(directory, tmp_path):
+    """Sampled split: early outcomes name the token that the robot draws after a rejection, and change none."""
+    model = load_model(ModelSettings(str(directory)))
+    draft = load_model(ModelSettings(str(make_tiny_model(tmp_path / "draft", seed=6))))
+    model.exits = ExitAdapters.untrained(model)
+    values = {"temperature": 1.0, "top_k": 2, "max_tokens": 24, "draft_length": 2, "seed": 5}
+    with VerifierEngine(model, EVERY_EXIT) as engine:
+
+        def decoded(**more):
+            settings = DecodeSettings(**values, **more)
+            with LocalChannel(engine) as channel, EdgeSession(channel, draft, settings) as session:
+                return [session.decode(IMAGE, "find the bottle") for _ in range(3)]
+
+        wanted = decoded(mode="dssd")
+        replies = decoded(mode="fsd", proof="split", predraft_source="exits", predraft_workers=2)
+    assert [reply.tokens for reply in replies] == [reply.tokens for reply in wanted]
+    rounds = [record for reply in replies for record in reply.records]
+    rejected = [record for record in rounds if record.accepted < record.depth]
+    assert sum(record.exits for record in rejected) > 10
+    assert any(record.first_exit < LAYERS for record in rejected)

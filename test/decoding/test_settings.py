@@ -83,12 +83,14 @@ def test_a_mode_has_its_proof_unless_another_is_asked_for():
 
 def test_what_split_cannot_do_is_refused_with_a_sentence():
     values = {"mode": "fsd", "proof": "split", "temperature": 1.0}
-    with pytest.raises(SettingsError, match="early exits cannot name the token.* predraft_source"):
-        DecodeSettings(**values)
-    with pytest.raises(SettingsError, match="rounds cannot be sent ahead.* pipeline_depth 1"):
-        DecodeSettings(**values, predraft_source="guesses", pipeline_depth=2)
-    assert DecodeSettings(**values, predraft_source="guesses").splits
-    assert DecodeSettings(**values, exit_layers="none").splits
+    tree = {"shape": "expansion", "tree_expansion": "2,2"}
+    with pytest.raises(SettingsError, match="early exits cannot name the outcome of a tree.* predraft_source"):
+        DecodeSettings(**values, **tree)
+    with pytest.raises(SettingsError, match="rounds with trees cannot be sent ahead.* pipeline_depth 1"):
+        DecodeSettings(**values, **tree, predraft_source="guesses", pipeline_depth=2)
+    assert DecodeSettings(**values, **tree, predraft_source="guesses").splits
+    assert DecodeSettings(**values, **tree, exit_layers="none").splits
+    assert DecodeSettings(**values, pipeline_depth=3).splits
     # Greedy, nothing is drawn on either side.
     assert not DecodeSettings(mode="fsd", proof="split", pipeline_depth=3).splits
     assert not DecodeSettings(mode="dsd", temperature=1.0).splits

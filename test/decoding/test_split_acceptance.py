@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,45 @@ from hypothesis import given, strategies as st
 from scipy.stats import chisquare
 from sequence_rules import verify_split
 
-from dsd_ros.decoding.methods import split
+from dsd_ros.decoding.methods import DraftVerdict, Result, RoundContext, split
 from dsd_ros.decoding.methods.split import LEAST_CHANCE, rounded_up, split_residual
 from dsd_ros.decoding.rejection import residual
 from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.settings import SamplingSettings
+from dsd_ros.decoding.tree import TokenTree
+
+
+def test_a_forecast_of_the_recovered_token_mostly_comes_true():
+    """The cloud lacks q, the robot has it, and both draw with the noise of the position."""
+    sampling, tree, held = SamplingSettings(temperature=1.0), TokenTree.chain([3, 5]), 0
+    rng = np.random.default_rng(4)
+    for seed in range(300):
+        logits = rng.normal(size=(2, 40)) * 2
+        q, p = (torch.softmax(torch.tensor(x, dtype=torch.float32), 0) for x in (logits[0], logits.mean(0)))
+        context = RoundContext(sampling, seed, 1, 2, 7)
+        verdict = DraftVerdict(1, 0, p[None])
+        said = split.forecast(verdict, tree, context)
+        assert said.accepted == 1 and said.target is None and said.next_token != 5
+        draft = SimpleNamespace(tree=tree, q=[q, q], context=context)
+        result = split.finish(draft, Result(1, 0, split.pack_target(p[None], False), 40))
+        assert result.recovered == (result.next_token,)
+        held += result.next_token == said.next_token
+    assert held > 150
+    known = DraftVerdict(2, 9)
+    assert split.forecast(known, tree, context) is known
+
+
+def test_the_recovered_token_is_drawn_from_the_residual():
+    sampling, tree = SamplingSettings(temperature=1.0), TokenTree.chain([2])
+    p, q = row(5, 6), row(9, 6)
+    counts = np.zeros(6)
+    for seed in range(4000):
+        draft = SimpleNamespace(tree=tree, q=[q], context=RoundContext(sampling, seed, 1, 1, 3))
+        counts[split.finish(draft, Result(0, 0, split.pack_target(p[None], False), 6)).next_token] += 1
+    rest = split_residual(p, q).double().numpy()
+    possible = rest > 0
+    assert not counts[~possible].any()
+    assert chisquare(counts[possible], 4000 * rest[possible] / rest.sum()).pvalue > 1e-4
 
 
 def row(seed: int, size: int) -> torch.Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
 
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Transcript, Vocabulary
-from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.errors import ContextError, ModelError
 
 SENTENCE = "The red chair is ahead on the left, it's 15 cm away: Größe 漢字 🪑🚪!  Action: forward 25 cm"
 KINDS = {
@@ -35,6 +36,17 @@ def reply_of(draft: str, target: str, text: str, **values):
     model = RecitingModel(KINDS[draft], text, ENDS.get(draft, "<|im_end|>"), **values)
     translation = Translation(VOCABULARIES[target], model)
     return model, translation.begin(model.prefill(None, ""), frozenset({end_of(target)}))
+
+
+def draft_of(reply, length: int) -> tuple[list[int], bool]:
+    """A draft in the target's tokens, and whether the draft model can continue after it."""
+    reply.want(length)
+    while not reply.satisfied:
+        try:
+            reply.take(int(reply.sequence.next_logits().argmax()))
+        except ContextError:
+            return reply.drafted, False
+    return reply.drafted, True
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +87,7 @@ def recite(model, translation, target: str, text: str, length: int) -> tuple[int
     reply = translation.begin(model.prefill(None, ""), frozenset({end_of(target)}))
     done = drafted = accepted = 0
     while done < len(wanted):
-        tokens, able = reply.draft(length)
+        tokens, able = draft_of(reply, length)
         assert able and len(tokens) <= length
         right = 0
         while right < len(tokens) and tokens[right] == wanted[done + right]:
@@ -112,11 +124,11 @@ def test_it_learns_whether_the_draft_says_parts_of_the_targets_words():
 def test_a_wrong_draft_goes_back_to_what_the_target_said():
     _model, reply = reply_of("english", "german", "The red chair is behind the table.")
     said = VOCABULARIES["german"].encode("The red chair")
-    assert reply.draft(12)[0][: len(said)] == said
+    assert draft_of(reply, 12)[0][: len(said)] == said
     reply.verified(VOCABULARIES["german"].encode("The red box"))
     # All the words in the model's own tokens, the first of them still in its cache.
     assert reply.sequence.tokens == VOCABULARIES["english"].encode("The red box")
-    assert VOCABULARIES["german"].decode(reply.draft(30)[0]).startswith("ir is behind the table.")
+    assert VOCABULARIES["german"].decode(draft_of(reply, 30)[0]).startswith("ir is behind the table.")
     reply.verified(VOCABULARIES["german"].encode(" is"))
     assert reply.sequence.tokens[:3] == VOCABULARIES["english"].encode("The red box")[:3]
 
@@ -127,19 +139,19 @@ def test_half_a_character_is_completed_or_left_to_the_target():
     assert len(chair) == 4
     _, reply = reply_of("german", "english", "a 🪑b")
     reply.verified(target.encode("a ") + chair[:2])
-    assert reply.draft(2)[0] == chair[2:]
+    assert draft_of(reply, 2)[0] == chair[2:]
     reply.verified(chair[2:])
-    assert reply.draft(3)[0] == [*target.encode("b"), end_of("english")]
+    assert draft_of(reply, 3)[0] == [*target.encode("b"), end_of("english")]
     _, reply = reply_of("german", "english", "a door")
     reply.verified(target.encode("a ") + chair[:2])
-    assert reply.draft(4)[0] == []
+    assert draft_of(reply, 4)[0] == []
     reply.verified(chair[2:])
-    assert target.decode(reply.draft(9)[0][:-1]) == "oor"
+    assert target.decode(draft_of(reply, 9)[0][:-1]) == "oor"
 
 
 def test_the_end_is_the_targets_end():
     _, reply = reply_of("metaspace", "english", "Done")
-    tokens, _ = reply.draft(9)
+    tokens, _ = draft_of(reply, 9)
     assert tokens == [*VOCABULARIES["english"].encode("Done"), end_of("english")]
     # The one of the same name where there is one, the turn's rather than the text's where not.
     model = RecitingModel(KINDS["english"], "")
@@ -151,9 +163,9 @@ def test_the_end_is_the_targets_end():
 
 def test_nothing_to_say_and_a_full_context():
     _, reply = reply_of("english", "german", "")
-    assert reply.draft(4) == ([end_of("german")], True)
+    assert draft_of(reply, 4) == ([end_of("german")], True)
     _, reply = reply_of("english", "german", ENGLISH, max_length=6)
-    tokens, able = reply.draft(30)
+    tokens, able = draft_of(reply, 30)
     assert not able and VOCABULARIES["german"].encode(ENGLISH)[: len(tokens) - 1] == tokens[:-1]
 
 
@@ -168,7 +180,7 @@ def test_nothing_that_a_target_says_upsets_it(pair, text, rounds):
     _, reply = reply_of(*pair, text)
     said = []
     for news, length in rounds:
-        tokens, _ = reply.draft(length)
+        tokens, _ = draft_of(reply, length)
         assert len(tokens) <= length
         assert all(token in VOCABULARIES[pair[1]] for token in tokens)
         reply.verified(news)
@@ -192,14 +204,14 @@ def test_verified_and_drafted_tokens_say_the_text(pair, text, count, length):
     tokens = target.encode(text)[:count]
     _, reply = reply_of(*pair, text)
     reply.verified(tokens)
-    drafted, _ = reply.draft(length)
-    assert drafted
-    behind = [token for token in drafted if token != end_of(pair[1])]
+    said, _ = draft_of(reply, length)
+    assert said
+    behind = [token for token in said if token != end_of(pair[1])]
     transcript = Transcript(target)
     transcript.append(tokens + behind)
     whole = target.decode(target.encode(text))
     assert whole.startswith(transcript.text)
-    if len(behind) < len(drafted):
+    if len(behind) < len(said):
         assert transcript.text == whole
 
 
@@ -214,3 +226,25 @@ def test_files_that_are_no_tokenizers_are_refused(tmp_path):
     KINDS["german"].save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         assert Vocabulary.load(path).tokenizer_fingerprint == VOCABULARIES["german"].tokenizer_fingerprint
+
+
+def test_the_noise_of_a_token_is_that_of_the_targets_token_of_the_same_text():
+    model, reply = reply_of("english", "german", SENTENCE)
+    size = VOCABULARIES["english"].vocab_size
+    ids = reply.translation.noise_of(size, lambda n: np.arange(n, dtype=float))
+    ours, theirs = VOCABULARIES["english"].texts(), VOCABULARIES["german"].texts()
+    shared = [token for token, text in ours.items() if text in theirs.values()]
+    assert len(shared) > 60 and any(len(ours[token]) > 1 for token in shared)
+    for token in shared:
+        assert theirs[int(ids[token])] == ours[token]
+    assert ids[model.eos_token_ids and min(model.eos_token_ids)] == np.euler_gamma
+
+
+def test_a_fork_goes_its_own_way():
+    _, reply = reply_of("english", "german", SENTENCE)
+    tokens = VOCABULARIES["german"].encode(SENTENCE)
+    reply.verified(tokens[:4])
+    twin = reply.fork()
+    twin.verified(VOCABULARIES["german"].encode(" green"))
+    assert draft_of(reply, 5)[0] == tokens[4:9]
+    assert twin.sequence is not reply.sequence

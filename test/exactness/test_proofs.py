@@ -193,11 +193,12 @@ def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof,
                 assert not (draft.evidence or draft.resampled)
 
 
-def test_split_drafted_ahead_draws_the_tokens_of_split():
+@pytest.mark.parametrize("ahead", [{"predraft_source": "guesses"}, {"predraft_source": "guesses", "pipeline_depth": 3}])
+def test_split_drafted_ahead_draws_the_tokens_of_split(ahead):
     with VerifierEngine(TARGET) as engine:
-        values = {"proof": "split", "predraft_source": "guesses"}
+        values = {"proof": "split"} | ahead
         with LocalChannel(engine) as channel:
-            wanted = tokens_of(over(channel, mode="dssd", **values))
+            wanted = tokens_of(over(channel, mode="dssd", proof="split"))
         for _ in range(5):  # on a busy machine no draft may be ready in time
             with LocalChannel(engine) as channel:
                 replies = over(channel, mode="fsd", **values)

@@ -35,12 +35,16 @@ COUPLED = {
 SAMPLED = {
     "ar": [{"mode": "ar"}],
     "full": [{"mode": "dsd"}, {"mode": "fsd"} | GUESSES, {"mode": "fsd", "pipeline_depth": 2}],
-    "split": [{"mode": "dssd"}, {"mode": "fsd", "proof": "split"} | GUESSES],
+    "split": [
+        {"mode": "dssd"}, {"mode": "fsd", "proof": "split"} | GUESSES,
+        {"mode": "fsd", "proof": "split", "predraft_source": "exits"},
+        {"mode": "fsd", "proof": "split", "pipeline_depth": 3},
+    ],
     "truncated": [{"mode": "tslt"}, {"mode": "fsd", "proof": "truncated", "pipeline_depth": 3} | GUESSES],
     "full tree": [{"mode": "mc-dsd"}, {"mode": "fsd", "shape": "expansion"} | GUESSES],
     "split tree": [{"mode": "dssd", "shape": "expansion"}],
     "truncated tree": [{"mode": "mc-tslt"}],
-}
+}  # fmt: skip
 SHORT = {"draft_length": 2, "top_k_proof": 2, "tree_expansion": "2,2", "temperature": 1.0, "seed": 7}
 
 

@@ -18,7 +18,7 @@ from dsd_lab.pair.scenes import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.session import EdgeSession, check_settings
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
@@ -146,14 +146,61 @@ def test_a_shared_vocabulary_is_not_translated(target, target_directory, draft, 
 
 
 @pytest.mark.parametrize(
-    "values", [{"temperature": 0.7}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"shape": "budget"}], ids=str
+    "values",
+    [{"temperature": 0.7}, {"mode": "fsd", "temperature": 0.7}, {"mode": "mc-dsd"}, {"shape": "budget"}],
+    ids=str,
 )
 def test_what_cannot_be_translated_is_refused(target, target_directory, foreign, values):
     vocabulary = Vocabulary.load(target_directory)
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
         for draft in foreign:
-            with pytest.raises(ValueError, match="mode dsd, temperature 0 and shape sequence"):
+            with pytest.raises(ValueError, match="temperature 0 or proof coupled, and shape sequence"):
                 EdgeSession(channel, draft, DecodeSettings(**({"mode": "dsd"} | values)), vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("values", [{"predraft_source": "guesses"}, {"pipeline_depth": 2}], ids=str)
+def test_guesses_about_another_vocabulary_are_refused(target_directory, foreign, values):
+    vocabulary = Vocabulary.load(target_directory)
+    settings = DecodeSettings(mode="fsd", **values)
+    with pytest.raises(ValueError, match="use predraft_source exits and pipeline_depth 1, or mode dsd"):
+        check_settings(settings, foreign[0], vocabulary)
+
+
+def test_what_is_drafted_with_the_targets_noise_is_the_targets_own(target, target_directory, foreign, picture):
+    """Sampled with proof coupled: the tokens of the target alone, and more of them accepted than of greedy drafts."""
+    vocabulary = Vocabulary.load(target_directory)
+    scenes = [(picture(seed), "find the can") for seed in range(4)]
+    values = {"max_tokens": 24, "temperature": 0.9, "proof": "coupled", "seed": 3}
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        alone = decode(channel, None, vocabulary, scenes, mode="ar", **values)
+        for draft in foreign:
+            for mode in ("dsd", "coupled", "fsd", "auto"):
+                replies = decode(channel, draft, vocabulary, scenes, mode=mode, **values)
+                assert [(r.tokens, r.text) for r in replies] == [(r.tokens, r.text) for r in alone], mode
+
+
+def test_the_same_network_in_other_tokens_draws_as_its_twin(tmp_path):
+    """Its vocabulary in another order: with the target's noise it drafts what it would have in the target's tokens."""
+    shutil.copytree(MODELS / "draft", tmp_path / "draft")
+    renumber(tmp_path / "draft")
+    same, other, target = (
+        load_model(ModelSettings(str(path))) for path in (MODELS / "draft", tmp_path / "draft", MODELS / "target")
+    )
+    images, labels = held_out_scenes(3)
+    scenes = [(i, f"find the {f.replies[0][0]}") for i, f in zip(images, labels, strict=True)]
+    vocabulary, values = Vocabulary.load(MODELS / "target"), {"temperature": 1.0, "proof": "coupled", "max_tokens": 40}
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        shared = decode(channel, same, None, scenes, **values)
+        translated = decode(channel, other, vocabulary, scenes, **values)
+        assert [r.tokens for r in translated] == [r.tokens for r in shared]
+        assert sum(r.rounds for r in translated) <= 1.1 * sum(r.rounds for r in shared)
+        # Mode fsd drafts ahead after what the target's early exits name.
+        for _ in range(5):  # on a busy machine no draft may be ready in time
+            ahead = decode(channel, other, vocabulary, scenes, mode="fsd", predraft_source="exits", **values)
+            assert [r.tokens for r in ahead] == [r.tokens for r in shared]
+            if sum(r.predrafts_used for r in ahead) > 0:
+                return
+    pytest.fail("no draft made ahead was used")
 
 
 def test_refusals_name_the_remedy(target, foreign):

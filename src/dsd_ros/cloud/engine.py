@@ -410,9 +410,7 @@ class VerifierEngine:
         except ValueError as error:
             answer(self._session_reply(request.request, str(error)[:1024], None))
             return
-        # After a rejection the robot draws: no exit can name that token.
-        exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
-        session.exits = None if session.splits else exits
+        session.exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
         answer(self._session_reply(request.request, "", session))
         if new or request.resume:  # otherwise it is a duplicate
             self.metrics.opened(session, resumed=not new)

@@ -173,8 +173,10 @@ class LocalTarget:
             on_early(round, round.outcome(verdict, layer, confidence, microseconds_since(began), final=False))
 
         # The token after the prompt is known: without a draft there is no pass to run ahead of.
-        if round.exits is not None and (len(tree) or draft.confirmed):
-            check.voice = Voice(round.exits, check.judge, say)
+        # Of a tree that the robot finishes itself, no exit can name the outcome.
+        told = not (round.session.splits and drafted.branches)
+        if round.exits is not None and told and (len(tree) or draft.confirmed):
+            check.voice = Voice(round.exits, _forecaster(check), say)
         return check
 
     def _pass(self, checks: list[_Check], prompts: list[PendingPrompt]) -> list[torch.Tensor]:
@@ -229,6 +231,19 @@ class LocalTarget:
         return round.outcome(verdict, self.model.num_layers, confidence, ran_us, final=True)
 
 
+def _forecaster(check: _Check) -> Judge:
+    """``check.judge`` for an exit: it names the token after a rejection too, where that is the robot's to draw."""
+    if not check.round.session.splits:
+        return check.judge
+    context = _context(check.round)
+    return lambda logits: split.forecast(check.judge(logits), check.tree, context)
+
+
+def _context(round: PendingRound) -> RoundContext:
+    session, draft = round.session, round.draft
+    return RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
+
+
 def _sequence(reply: ReplyState) -> TokenSequence:
     sequence = reply.sequence
     assert isinstance(sequence, TokenSequence), "this target has not read the reply's observation"
@@ -240,8 +255,8 @@ def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
 
     SamplingError or PackingError if what the draft brings does not prove all of ``drafted``.
     """
-    session, draft = round.session, round.draft
+    session = round.session
     method = method_of(session.proof, session.sampling.greedy)
-    evidence = method.read(draft.evidence, drafted, session.request.vocab_size)
-    context = RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
+    evidence = method.read(round.draft.evidence, drafted, session.request.vocab_size)
+    context = _context(round)
     return lambda logits: method.verify(tree, evidence, logits, context)

@@ -220,17 +220,18 @@ class DecodeSettings:
         return self.proven_by is Proof.SPLIT and not self.sampling.greedy
 
     def _check_split(self) -> None:
-        if self.adapts or not (self.splits and self.predrafts):
+        if self.adapts or not (self.splits and self.predrafts) or self.shaped_by is not Shape.EXPANSION:
             return
+        # The robot decides what is left of a tree after a rejection: the cloud cannot foresee where it ends.
         if self.pipeline_depth > 1:
             raise SettingsError(
-                "rounds cannot be sent ahead when proof 'split' is sampled, since the cloud does not know "
-                "the token after a rejection; use pipeline_depth 1 or another proof"
+                "rounds with trees cannot be sent ahead when proof 'split' is sampled, since the robot decides what is "
+                "left of a tree; use pipeline_depth 1, shape sequence or another proof"
             )
         if self.predraft_source != "guesses" and self.exits is not None:
             raise SettingsError(
-                "early exits cannot name the token after a rejection when proof 'split' is sampled; "
-                "use predraft_source guesses or another proof"
+                "early exits cannot name the outcome of a tree when proof 'split' is sampled; "
+                "use predraft_source guesses, shape sequence or another proof"
             )
 
     @property

@@ -107,7 +107,7 @@ class Recorder:
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit([early for early, _ in client.early], outcome) if draft.plan.strategy.ahead else 0,
+            first_exit=_first_exit(client.early, result, outcome.layer) if draft.plan.strategy.ahead else 0,
             source=origin.source,
             ready=ready,
             predrafts=self.proposer.origin.begun,
@@ -130,7 +130,7 @@ class Recorder:
         return sum(lengths) / len(lengths)
 
 
-def _first_exit(exits: list[Outcome], final: Outcome) -> int:
-    """The lowest layer whose outcome was the final one."""
-    what = final.accepted, final.next_token
-    return min([*(early.layer for early in exits if (early.accepted, early.next_token) == what), final.layer])
+def _first_exit(exits: list[tuple[Outcome, float]], result: Result, last: int) -> int:
+    """The lowest layer that named the round's result; the ``last`` layer where no exit did."""
+    what = result.accepted, result.next_token
+    return min([*(early.layer for early, _ in exits if (early.accepted, early.next_token) == what), last])

@@ -24,7 +24,7 @@ from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.edge.strategies import strategies_of
-from dsd_ros.edge.translation import Translating, Translation, check_translatable
+from dsd_ros.edge.translation import Translating, TranslatingAhead, Translation, check_translatable
 from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.errors import ContextError
@@ -217,6 +217,8 @@ class EdgeSession:
         if model is None:
             return NoDraft(settings)
         if self._translation is not None:
+            if settings.predrafts and not settings.adapts:
+                return TranslatingAhead(model, settings, self._client.send_ahead, self._translation)
             return Translating(model, settings, self._tuner, self._translation)
         if settings.looks_up:
             return LookUp(model, settings)

@@ -81,12 +81,9 @@ def strategies_of(settings: DecodeSettings, translates: bool = False) -> tuple[S
     """
     if not settings.adapts:
         return (strategy_of(settings),)
-    if translates:  # probabilities over one vocabulary prove nothing about tokens of another
-        return (IN_TURN, ALONE) if settings.sampling.greedy else (ALONE,)
     drawn = not (settings.sampling.greedy or settings.proven_by is Proof.COUPLED)
+    if translates:  # probabilities over one vocabulary prove nothing about tokens of another
+        return (ALONE,) if drawn else (IN_TURN, ALONE)
     trees = () if drawn or settings.shape == Shape.SEQUENCE else (TREE, TREE_AHEAD, TREE_IN_FLIGHT)
     sequences = () if settings.shape == Shape.BUDGET else (IN_TURN, AHEAD, BATCH, IN_FLIGHT)
-    found = (*sequences, *trees, ALONE)
-    if settings.splits:  # the cloud cannot name the token after a rejection
-        found = tuple(strategy for strategy in found if strategy.in_flight == 1)
-    return found
+    return (*sequences, *trees, ALONE)

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts for a target with another tokenizer: the draft model's text, tokenized as the target would.
 
-The robot holds both tokenizers, so only the target's tokens travel. A greedy target keeps only its own tokens, so a bad
-translation costs time and changes nothing. Like universal assisted generation in Hugging Face transformers, but texts
-are aligned by characters instead of windows of tokens, and the draft model's cache is kept as far as its text holds.
+The robot holds both tokenizers, so only the target's tokens travel. A target that is greedy, or draws with shared
+noise, keeps only its own tokens, so a bad translation costs time and changes nothing. Like universal assisted
+generation in Hugging Face transformers, but texts are aligned by characters instead of windows of tokens, and the draft
+model's cache is kept as far as its text holds.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence as Items
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence as Items
 from typing import Self
 
-from dsd_ros.decoding.modes import Shape
+import numpy as np
+import torch
+
+from dsd_ros.decoding.coupling import choose
+from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import GrownTree
-from dsd_ros.edge.draft_model import Drafting, DraftModel, ModelDraft
+from dsd_ros.edge.ahead import Ahead
+from dsd_ros.edge.draft_model import Drafting, DraftModel, DraftStep, ModelDraft
+from dsd_ros.edge.proposer import RoundDraft
 from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
-from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 
@@ -31,17 +39,22 @@ _STEPS_PER_TOKEN = 8  # draft tokens for one of the target's, at most
 def check_translatable(settings: DecodeSettings) -> None:
     """ValueError for settings under which drafts cannot be translated.
 
-    Probabilities over one vocabulary prove nothing about tokens of another. A tree would need a text for each branch,
-    and drafting ahead one for each outcome.
+    Probabilities over one vocabulary prove nothing about tokens of another. A tree would need a text for each branch.
+    Guesses, and rounds in flight that rest on them, rank the target's tokens by the draft's probabilities.
     """
     if settings.adapts:
         return  # it chooses what can be translated, or the target alone
-    sequence = settings.shaped_by is Shape.SEQUENCE
-    if not (settings.sampling.greedy and sequence) or settings.predrafts:
+    proven = settings.sampling.greedy or settings.proven_by is Proof.COUPLED
+    if not (proven and settings.shaped_by is Shape.SEQUENCE):
         raise ValueError(
             "the draft's tokenizer is not the target's, and between two tokenizers drafts are translated "
-            "only in mode dsd, temperature 0 and shape sequence; use these, or a draft model that shares "
+            "only with temperature 0 or proof coupled, and shape sequence; use these, or a draft model that shares "
             "the target's tokenizer"
+        )
+    if settings.predrafts and (settings.predraft_source == "guesses" or settings.pipeline_depth > 1):
+        raise ValueError(
+            "the draft's tokenizer is not the target's, and a translated draft has no probabilities of the target's "
+            "tokens to guess outcomes by; use predraft_source exits and pipeline_depth 1, or mode dsd"
         )
 
 
@@ -56,6 +69,7 @@ class Translation:
         # A special token that both have is translated by its name; any other has no text.
         self.hidden_in_draft = _missing(ours, theirs)
         self.hidden_in_target = _missing(theirs, ours)
+        self._target_of: np.ndarray | None = None
         self._longer = self._recut = 0  # how often a text grew, and how often that changed its earlier tokens
 
     @property
@@ -71,6 +85,20 @@ class Translation:
         if before and after != before:
             self._longer += 1
             self._recut += after[: len(before)] != before
+
+    def noise_of(self, size: int, noise: Callable[[int], np.ndarray]) -> np.ndarray:
+        """The target's ``noise`` (ids) for the ``size`` tokens of the draft model: that of the token of the same text.
+
+        A token whose text is no single token of the target gets the noise's mean.
+        """
+        if self._target_of is None:
+            theirs = {text: token for token, text in self.target.texts().items()}
+            ours = self.draft.texts()
+            self._target_of = np.array([theirs.get(ours.get(token, ""), -1) for token in range(size)])
+        known = self._target_of >= 0
+        found = np.full(size, np.euler_gamma)
+        found[known] = noise(int(self._target_of.max()) + 1)[self._target_of[known]]
+        return found
 
     def begin(self, sequence: Sequence, ends: frozenset[int]) -> TranslatedReply:
         """A reply to the prompt that ``sequence`` has read; ``ends`` are the target's end tokens."""
@@ -94,13 +122,22 @@ class TranslatedReply:
 
     def __init__(self, translation: Translation, sequence: Sequence, ends: frozenset[int]) -> None:
         self.sequence = sequence
-        self._translation = translation
+        self.translation = translation
+        self.target_size = translation.target.vocab_size
         self._ends = ends
         self._verified = Transcript(translation.target, translation.hidden_in_target)
         self._own = Transcript(translation.draft, translation.hidden_in_draft)
         # Up to here the texts are known to agree; a normalizing tokenizer may change lengths.
         self._agreed, self._agreed_own = 0, 0
         self._end: int | None = None  # the draft's token that ended its text
+        self._length = self._left = 0  # tokens that are wanted, and passes of the draft model that are left for them
+        self._pieces: list[Piece] | None = None
+
+    def fork(self) -> TranslatedReply:
+        """An independent copy."""
+        twin = copy.copy(self)
+        twin.sequence, twin._verified, twin._own = self.sequence.fork(), self._verified.fork(), self._own.fork()
+        return twin
 
     def verified(self, tokens: Items[int]) -> None:
         """Continue after these tokens of the target. The draft model's cache is kept as far as it fits."""
@@ -115,30 +152,42 @@ class TranslatedReply:
             self._end = None
         self._agreed = len(text)
 
-    def draft(self, length: int) -> tuple[list[int], bool]:
-        """Up to ``length`` tokens of the target, and whether the draft model can continue after them."""
-        pieces, able = self._pieces(), True
-        for _ in range(_STEPS_PER_TOKEN * (length + 1)):
-            if pieces is None or self._end is not None or self._suffices(pieces, length):
-                break
-            try:
-                token = int(self.sequence.next_logits().argmax())
-            except ContextError:
-                able = False  # the target may hold more: it goes on without drafts
-                break
-            if token in self._translation.draft_ends:
-                self._end = token
-                break
-            self.sequence.append([token])
-            self._own.append([token])
-            before, pieces = pieces, self._pieces()
-            if pieces is not None:
-                self._translation.learn(before, pieces)
-        return self._tokens(pieces, length), able
+    def want(self, length: int) -> None:
+        """Begin a draft of up to ``length`` tokens of the target."""
+        self._length, self._left = length, _STEPS_PER_TOKEN * (length + 1)
+        self._pieces = self._said_in_pieces()
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether the draft needs no further pass of the draft model."""
+        pieces = self._pieces
+        return pieces is None or self._end is not None or not self._left or self._suffices(pieces, self._length)
+
+    @property
+    def place(self) -> int:
+        """How many tokens of the target the draft has, so far."""
+        return len(self._pieces or ())
+
+    @property
+    def drafted(self) -> list[int]:
+        """The draft, in tokens of the target."""
+        return self._tokens(self._pieces, self._length)
+
+    def take(self, token: int) -> None:
+        """Add the draft model's next token."""
+        self._left -= 1
+        if token in self.translation.draft_ends:
+            self._end = token
+            return
+        self.sequence.append([token])
+        self._own.append([token])
+        before, self._pieces = self._pieces, self._said_in_pieces()
+        if before is not None and self._pieces is not None:
+            self.translation.learn(before, self._pieces)
 
     def _suffices(self, pieces: list[Piece], length: int) -> bool:
         """Whether there are ``length`` tokens that more text is unlikely to change."""
-        if self._translation.looks_ahead and len(pieces) < length + _UNSETTLED:
+        if self.translation.looks_ahead and len(pieces) < length + _UNSETTLED:
             return _settled(self._said, pieces) >= length
         return len(pieces) >= length
 
@@ -147,11 +196,11 @@ class TranslatedReply:
         """The draft model's text after the verified text."""
         return self._own.text[self._agreed_own :]
 
-    def _pieces(self) -> list[Piece] | None:
+    def _said_in_pieces(self) -> list[Piece] | None:
         """That text in the target's tokens; None if it contradicts a character that the target has begun."""
         verified = self._verified
         context = context_of(verified.text, len(verified.text))
-        pieces = self._translation.target.pieces_after(context, self._said)
+        pieces = self.translation.target.pieces_after(context, self._said)
         pending = verified.pending
         if not pieces:
             return []
@@ -163,7 +212,7 @@ class TranslatedReply:
         tokens = [piece.token for piece in pieces or ()]
         begun = self._verified.pending and not self._said
         if self._end is not None and pieces is not None and not begun:
-            end = self._translation.end_token(self._end, self._ends)
+            end = self.translation.end_token(self._end, self._ends)
             tokens += [end] if end is not None else []
         tokens = tokens[:length]
         ends = [place for place, token in enumerate(tokens, 1) if token in self._ends]
@@ -186,7 +235,7 @@ class TranslatedReply:
             keep = before
         here = max(0, own.end(keep) + ahead) if keep else 0
         # 2. Tokens that stay the same keep their place in the cache.
-        pieces = self._translation.draft.pieces_after(context_of(text, here), text[here:])
+        pieces = self.translation.draft.pieces_after(context_of(text, here), text[here:])
         tokens = [piece.token for piece in pieces]
         same = _common(own.tokens[keep:], tokens)
         own.truncate(keep + same)
@@ -196,41 +245,89 @@ class TranslatedReply:
 
 
 class TranslatedDraft(ModelDraft):
-    """One round's draft in the target's tokens, made at once; one after the other, never ahead."""
+    """One round's draft in the target's tokens, grown by a token of the draft model at a time."""
 
     def __init__(
         self, drafting: Drafting, number: int, prefix: list[int], reply: TranslatedReply, able: bool = True
     ) -> None:
         super().__init__(drafting, number, prefix, reply.sequence, able)
         self.reply = reply
+        if not self.complete:
+            reply.want(self.depth)
+            self._close()
 
-    def finish(self) -> None:
-        """Add all that is missing."""
-        if self.complete:
+    @property
+    def vocab_size(self) -> int:
+        """Of the target: any of its tokens has a text."""
+        return self.reply.target_size
+
+    def step(self) -> DraftStep:
+        """One more token of the draft model."""
+        return DraftStep(self.sequence, [], [])
+
+    def take(self, logits: torch.Tensor | None) -> None:
+        """Add the token that the step's ``logits`` (1, V) give; None: the context is full."""
+        if logits is None:
+            self.able = False  # the target may hold more: it goes on without drafts
+            self._close(full=True)
             return
-        began = time.perf_counter()
-        tokens, self.able = self.reply.draft(self.depth)
-        self._grown = GrownTree(TokenTree.chain(tokens), (-1,) * len(tokens))
-        self.seconds += time.perf_counter() - began
+        self.reply.take(self._chosen(logits[0]))
+        self._close()
 
     def next_draft(self, accepted: int, next_token: int, fork: bool) -> Self:
-        """The draft of the next round after an outcome, yet to be made; the rounds share one text."""
+        """The draft of the next round after an outcome, yet to be made; ``fork`` leaves this one's text as it is."""
         gained = self.tokens_of(accepted, next_token)
-        self.reply.verified(gained)
-        return type(self)(self.drafting, self.number + 1, [*self.prefix, *gained], self.reply, self.able)
+        reply = self.reply.fork() if fork else self.reply
+        reply.verified(gained)
+        return type(self)(self.drafting, self.number + 1, [*self.prefix, *gained], reply, self.able)
+
+    def _chosen(self, logits: torch.Tensor) -> int:
+        """The draft model's next token: its likeliest, or what the shared noise selects, token by token of one text."""
+        sampling, context = self.drafting.sampling, self.context
+        if sampling.greedy:
+            return int(logits.argmax())
+        q = transform(logits, sampling)
+        position = context.start + self.reply.place
+        noise = self.reply.translation.noise_of(len(q), lambda size: context.noise(position, size))
+        return choose(q, noise)
+
+    def _close(self, full: bool = False) -> None:
+        if full or self.reply.satisfied:
+            tokens = self.reply.drafted
+            self._grown = GrownTree(TokenTree.chain(tokens), (-1,) * len(tokens))
 
 
-class Translating(DraftModel):
+class _Translates(DraftModel):
+    """What both proposers below do: begin a reply in two vocabularies."""
+
+    translation: Translation
+
+    def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
+        return TranslatedDraft(drafting, 1, [], self.translation.begin(sequence, drafting.eos_token_ids))
+
+
+class Translating(_Translates):
     """Proposes the draft model's text in the tokens of a target with another tokenizer."""
 
     def __init__(
         self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None, translation: Translation
     ) -> None:
         super().__init__(model, settings, tuner)
-        self._translation = translation
+        self.translation = translation
 
-    def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
-        return TranslatedDraft(drafting, 1, [], self._translation.begin(sequence, drafting.eos_token_ids))
+
+class TranslatingAhead(_Translates, Ahead):
+    """The same, drafting the next round after the outcomes that early exits name."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        settings: DecodeSettings,
+        send_ahead: Callable[[RoundDraft], None],
+        translation: Translation,
+    ) -> None:
+        super().__init__(model, dataclasses.replace(settings, predraft_source="exits"), None, send_ahead)
+        self.translation = translation
 
 
 def _settled(text: str, pieces: list[Piece]) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,11 @@ class Vocabulary:
         """The text of known tokens, special ones included."""
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
+    def texts(self) -> dict[int, str]:
+        """The text of every token that has whole characters by itself; special ones have none."""
+        found = {token: self._tokenizer.decode([token], skip_special_tokens=True) for token in sorted(self._ids)}
+        return {token: text for token, text in found.items() if text and _INCOMPLETE not in text}
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without added special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -136,6 +142,13 @@ class Transcript:
     def whole_before(self, count: int) -> int:
         """The largest token count below ``count`` (1 or more) that gives whole characters."""
         return self._whole[bisect_left(self._whole, count) - 1]
+
+    def fork(self) -> Transcript:
+        """An independent copy."""
+        twin = copy.copy(self)
+        twin.tokens, twin._ends, twin._whole = list(self.tokens), list(self._ends), list(self._whole)
+        twin._visible, twin._seen = list(self._visible), list(self._seen)
+        return twin
 
     def append(self, tokens: Sequence[int]) -> None:
         """Extend the text."""

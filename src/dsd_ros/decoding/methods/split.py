@@ -4,6 +4,9 @@
 The cloud accepts by the drafted tokens' own probabilities; where it rejects, it sends p, and the robot, which still has
 q, draws what follows. The probabilities travel rounded up to 12 bits (r >= q), which the residual accounts for, so the
 result is exact. For trees the same holds level by level: what is left of the tree is decided on the robot.
+
+A sequence's recovered token is drawn with noise that both sides know. So the cloud, which lacks q, can still forecast
+it (``forecast``), and early exits can name outcomes; the token itself does not depend on the forecast.
 Source: DSSD, Algorithms 1 and 2 (their acceptance ratio is printed upside down); trees: TSLT, MCVeri.
 """
 
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, Result, ResultError, RoundContext
 from dsd_ros.decoding.packing import (
     PackingError,
@@ -84,11 +88,35 @@ def finish(draft: Drafted, result: Result) -> Result:
         )
     try:
         p = _rows(result, tree, node)
+        if not tree.branches:
+            residual = split_residual(p[0], draft.q[tree.inner.index(node)])
+            token = _drawn(residual, draft.context, result.accepted)
+            return Result(result.accepted, token, recovered=(token,))
         found = finish_split_tree(tree, node, torch.stack(list(draft.q)), p, draft.context.generator("resample"))
     except (PackingError, SamplingError) as error:
         raise ResultError(f"the verifier's distribution cannot be used: {error}") from error
     added = found.path[len(tree.path_to(node)) :]
     return Result(found.last + 1, found.next_token, recovered=(*tree.tokens_of(added), found.next_token))
+
+
+def forecast(verdict: DraftVerdict, tree: TokenTree, context: RoundContext) -> DraftVerdict:
+    """Cloud: ``verdict`` with the token that the robot will probably draw, where that is the robot's; for early exits.
+
+    The residual differs from p by q, of which the cloud knows the rejected token's share alone. With the same noise
+    the two mostly draw the same token.
+    """
+    if verdict.target is None:
+        return verdict
+    p, x = verdict.target[0].clone(), tree.tokens[tree.children(verdict.accepted - 1)[0]]
+    if x < len(p):
+        p[x] = 0.0
+    weights = p if float(p.sum()) > 0.0 else verdict.target[0]
+    return DraftVerdict(verdict.accepted, _drawn(weights, context, verdict.accepted))
+
+
+def _drawn(weights: torch.Tensor, context: RoundContext, accepted: int) -> int:
+    """The token that the shared noise selects of weights (V,), after ``accepted`` tokens of the round's draft."""
+    return choose(weights / weights.sum(), context.noise(context.start + accepted, len(weights)))
 
 
 def _rows(result: Result, tree: TokenTree, node: int) -> torch.Tensor:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from cyclopts import App
 
@@ -14,7 +13,7 @@ from dsd_ros.cli.terminal import Progress
 
 command = App(name="papers", help="Every table and figure of the four papers, beside formulas and measurements.")
 
-STUDIES = ("cost", "dssd", "tslt-pair", "tslt-text", "batch", "queues")
+STUDIES = ("cost", "tslt", "text", "batch", "queues")
 
 
 @arguments
@@ -25,9 +24,7 @@ class PageArguments:
 @arguments
 class MeasureArguments:
     study: str = word(text="what to count", choices=STUDIES)
-    out: Path | None = file_option(
-        "the report; one that is not complete is continued (default: benchmarks/papers-STUDY.json)"
-    )
+    out: Path | None = file_option("where to write the report (default: benchmarks/papers-STUDY.json)")
     minutes: float = flag(0.0, "stop after so many, and continue the next time; 0: never")
     draft: str = model_option("draft")
     target: str = model_option("target")
@@ -57,18 +54,26 @@ def page(args: PageArguments = PageArguments()) -> int:
 
 @command.command
 def measure(args: MeasureArguments) -> int:
-    """Count tokens, rounds, bytes and passes for the tables (minutes to hours; resumable).
+    """Count tokens, rounds, bytes and passes for the tables (minutes; cost and tslt are resumable).
 
-    cost: what a provider could bill (FSD Table 1). dssd: gamma 4 to 8 with SmolLM2-135M (DSSD Tables 2 and 3).
-    tslt-pair, tslt-text: K and rho (TSLT Figures 3 to 6). batch: passes over 1 to 64 sequences (FSD Table 9). queues:
-    few workers on a slow downlink (FSD Table 7, Figure 4a).
+    cost: what a provider could bill (FSD Table 1). tslt: K and rho with the shipped pair (TSLT Figures 3 to 6). text:
+    draft lengths and truncations with SmolLM2-135M (DSSD Tables 2 and 3, TSLT). batch: passes over 1 to 64 sequences
+    (FSD Table 9). queues: few workers on a slow downlink (FSD Table 7, Figure 4a).
     """
     from dsd_lab.reproduce import measure as studies
+    from dsd_lab.reproduce.acceptances import measure_text
 
     out = args.out or _checkout() / "benchmarks" / f"papers-{args.study}.json"
-    models: dict[str, Any] = {"draft": model_path(args.draft, "draft"), "target": model_path(args.target, "target")}
+    models = {"draft": model_path(args.draft, "draft"), "target": model_path(args.target, "target")}
     with Progress() as bar:
-        report = studies.run(args.study, out, **models, minutes=args.minutes, progress=bar.to)
-    done = sum(row.get("replies", 0) for row in report.get("rows", ()))
-    print(f"{out} is written" + (f": {done} replies" if done else ""))
+        if args.study == "text":
+            measure_text(out, bar.to)
+        elif args.study == "batch":
+            studies.measure_batches(out, bar.to)
+        elif args.study == "queues":
+            studies.measure_queues(out, **models, progress=bar.to)
+        else:
+            study = studies.cost_study() if args.study == "cost" else studies.tslt_study()
+            studies.measure(study, out, **models, minutes=args.minutes, progress=bar.to)
+    print(f"{out} is written")
     return EXIT_DONE

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dsd_lab.papers import proofs
-from dsd_lab.reproduce.table import Measured, Reports, Row, Table, labelled
+from dsd_lab.reproduce.table import Measured, Reports, Row, Table
+from dsd_ros.decoding.packing import pack_chances
 
 _TABLE_1_MS = {
     2: (26.00, 25.12, 24.08, 22.88, 21.52, 20.16), 4: (27.50, 26.96, 26.08, 24.72, 22.75, 20.32),
@@ -90,11 +93,27 @@ def _top_k_seconds(row: proofs.Transfer, alpha: float) -> float:
 
 
 def _counted(report: Any, mode: str, row: proofs.Transfer) -> Sequence[float]:
-    """Rounds for 128 tokens, and seconds on the link by the bytes counted."""
-    found = labelled(report, f"{mode} gamma {row.gamma}")
-    rounds = _TOKENS * found["rounds"] / found["tokens"]
-    sent = 8 * _TOKENS * (found["bytes_up"] + found["bytes_down"]) / found["tokens"]
-    return rounds, rounds * row.t_ntt + sent / row.rate
+    """Rounds for 128 tokens, and seconds on the link by the sizes of the messages."""
+    rounds, rejections = _rounds_of(report, row.gamma)
+    down = rounds * report["dssd"]["header_down_bytes"]
+    if mode == "dssd":
+        down += rejections * report["dssd"]["down_bytes"]
+    return rounds, rounds * row.t_ntt + 8 * (rounds * _up(report, mode, row.gamma) + down) / row.rate
+
+
+def _rounds_of(report: Any, gamma: int) -> Sequence[float]:
+    """Rounds and rejections for 128 tokens."""
+    found = report["dssd"]["rows"][0]
+    counts = found["gammas"][str(gamma)]
+    return [_TOKENS * counts[name] / found["tokens"] for name in ("rounds", "rejections")]
+
+
+def _up(report: Any, mode: str, gamma: int) -> float:
+    """Bytes up in a round."""
+    evidence = len(pack_chances(np.full(gamma, 0.5, np.float32)))
+    if mode == "dsd":
+        evidence = gamma * report["dssd"]["rows"][0]["evidence_bytes"]
+    return float(report["dssd"]["header_up_bytes"][str(gamma)] + evidence)
 
 
 def _table_2_comm(reports: Reports) -> Table:
@@ -108,7 +127,7 @@ def _table_2_comm(reports: Reports) -> Table:
                 f"{_link(row)}: DSD, s",
                 row.dsd,
                 row.predicted_dsd(),
-                measured=reports.figures("papers-dssd", lambda r, row=row: _counted(r, "dsd", row)[1]),
+                measured=reports.figures("papers-text", lambda r, row=row: _counted(r, "dsd", row)[1]),
                 why=f"{row.rounds:.0f} rounds for 128 tokens: {gained:.1f} a round{limit}; alpha .61 gives "
                 f"{expected:.1f}",
             )
@@ -119,7 +138,7 @@ def _table_2_comm(reports: Reports) -> Table:
                 row.dssd,
                 row.predicted_dssd(),
                 _top_k_seconds(row, _ALPHA),
-                reports.figures("papers-dssd", lambda r, row=row: _counted(r, "dssd", row)[1]),
+                reports.figures("papers-text", lambda r, row=row: _counted(r, "dssd", row)[1]),
             )
         )
     text = (
@@ -139,7 +158,7 @@ def _table_2_speed(reports: Reports) -> Table:
         def counted(report: Any, row: proofs.Transfer = row) -> Sequence[float]:
             return [_speed(*_rounds(report, mode, row), _C["6.7B"], t_q) for mode in ("dsd", "dssd")]
 
-        rows.append(Row(f"{_link(row)}: DSD / DSSD", paper, formula, measured=reports.figures("papers-dssd", counted)))
+        rows.append(Row(f"{_link(row)}: DSD / DSSD", paper, formula, measured=reports.figures("papers-text", counted)))
     first, second = _SPEEDUPS[0][1], _SPEEDUPS[1][1]
     text = (
         f"Formula: equation 6 with the paper's own communication times and rounds, c = 0.1, and T_q = {1e3 * t_q:.0f} "
@@ -217,14 +236,7 @@ def _sweep(reports: Reports) -> Table:
 
 
 def _sweep_measured(reports: Reports, gamma: int, c: float) -> Measured:
-    if gamma not in (4, 6, 8):
-        return Measured()
-
-    def pick(report: Any) -> float:
-        row = labelled(report, f"dssd gamma {gamma}")
-        return float(row["tokens"] / row["rounds"] / (gamma * c + 1))
-
-    return reports.figures("papers-dssd", pick)
+    return reports.figures("papers-text", lambda r: _TOKENS / _rounds_of(r, gamma)[0] / (gamma * c + 1))
 
 
 def _bytes(reports: Reports) -> Table:
@@ -232,11 +244,7 @@ def _bytes(reports: Reports) -> Table:
     split = gamma * (_ID_BITS + _BITS) / 8
 
     def up(mode: str) -> Measured:
-        return reports.figures("papers-dssd", lambda r: _up(labelled(r, f"{mode} gamma {gamma}")))
-
-    def judged(report: Any) -> float:
-        row = labelled(report, f"dssd gamma {gamma}")
-        return float(row["accepted"] / row["judged"])
+        return reports.figures("papers-text", lambda r: _up(r, mode, gamma))
 
     rows = [
         Row(
@@ -255,10 +263,11 @@ def _bytes(reports: Reports) -> Table:
             form=".0f",
             why="8 ids of 16 bits and 8 probabilities of 32",
         ),
-        Row("alpha", 0.61, measured=reports.figures("papers-dssd", judged), why="another pair"),
+        Row(
+            "alpha",
+            0.61,
+            measured=reports.figures("papers-text", lambda r: r["dssd"]["rows"][0]["acceptance"]),
+            why="another pair",
+        ),
     ]
     return Table("Section 4.1: bytes up, gamma 8", rows, "Bytes of whole messages, with their headers.")
-
-
-def _up(row: Any) -> float:
-    return float(row["bytes_up"] / row["rounds"])

@@ -20,7 +20,7 @@ from typing import Any
 
 from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
-from dsd_lab.bench.scenes import INSTRUCTIONS, Scene, decode, held_out_scenes, text_models
+from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
 from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
 from dsd_lab.report import BenchError, Row, header
 from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
@@ -48,13 +48,12 @@ NARRATIVE = (
 class Contestant:
     """One row of a study: how its replies are decoded.
 
-    ``cloud_draft``: draft and target are both in the cloud. ``most``: replies at most, where few say enough; 0: all.
+    ``cloud_draft``: draft and target are both in the cloud.
     """
 
     label: str
     decode: DecodeSettings
     cloud_draft: bool = False
-    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class Study:
     """What is decoded, how often and by which rows. ``scenes``: the questions, each asked ``draws`` times."""
 
     name: str
-    models: str  # "pair": the shipped one; "text": SmolLM2-135M and its int8 copy
     rows: tuple[Contestant, ...]
     scenes: Callable[[], list[Scene]]
     draws: int
@@ -72,20 +70,7 @@ def _sampled(mode: str, gamma: int, tokens: int, **more: Any) -> DecodeSettings:
     return DecodeSettings(mode=mode, draft_length=gamma, temperature=1.0, max_tokens=tokens, **more)
 
 
-def dssd_study(tokens: int = 32, draws: int = 64) -> Study:
-    """DSSD, section 4: one narrative prompt of 128 tokens, top-k 10, temperature 1, gamma 4, 6 and 8.
-
-    DSD accepts as DSSD does; a few of its replies show its bytes.
-    """
-    rows = tuple(
-        Contestant(f"{mode} gamma {gamma}", _sampled(mode, gamma, tokens, top_k=10), most=8 if mode == "dsd" else 0)
-        for mode in ("dssd", "dsd")
-        for gamma in (8, 6, 4)
-    )
-    return Study("dssd", "text", rows, lambda: [Scene(None, NARRATIVE)], draws)
-
-
-def tslt_study(models: str, vocabulary: int, tokens: int = 32, draws: int = 8) -> Study:
+def tslt_study(vocabulary: int = 512, tokens: int = 32, draws: int = 8) -> Study:
     """TSLT, section 5: K of 10, 1 and 0.1 % of V and nuclei of rho, as a sequence of three and as <2,2,2>."""
     kept = {f"K {share:g} %": {"top_k_proof": max(1, round(vocabulary * share / 100))} for share in (10, 1, 0.1)}
     kept |= {f"rho {rho:g}": {"top_k_proof": MAX_KEPT, "top_rho_proof": rho} for rho in (0.99, 0.9, 0.8)}
@@ -96,13 +81,10 @@ def tslt_study(models: str, vocabulary: int, tokens: int = 32, draws: int = 8) -
     for name, settings in kept.items():
         rows.append(Contestant(name, _sampled("tslt", 3, tokens, **settings)))
         rows.append(Contestant(f"{name} <2,2,2>", _sampled("mc-tslt", 3, tokens, **settings)))
-    scenes = (
-        (lambda: [Scene(None, text) for text in INSTRUCTIONS]) if models == "text" else (lambda: held_out_scenes(8))
-    )
-    return Study(f"tslt-{models}", models, tuple(rows), scenes, draws)
+    return Study("tslt", tuple(rows), lambda: held_out_scenes(8), draws)
 
 
-def cost_study(draws: int = 8) -> Study:
+def cost_study(pictures: int = 24) -> Study:
     """FSD, Table 1 and Figure 1: what a provider could bill for the same replies, by where the draft runs."""
 
     def of(mode: str, **more: Any) -> DecodeSettings:
@@ -116,7 +98,7 @@ def cost_study(draws: int = 8) -> Study:
         Contestant("fsd", of("fsd", predraft_workers=2)),
         Contestant("fsd, three rounds in flight", of("fsd", **flight)),
     )
-    return Study("cost", "pair", rows, lambda: held_out_scenes(8), draws)
+    return Study("cost", rows, lambda: held_out_scenes(pictures), 1)
 
 
 class _CountingChannel(LocalChannel):
@@ -142,24 +124,21 @@ def measure(
 
     BenchError, ModelError, LinkError.
     """
-    if study.models == "text":
-        robot, cloud = map(load_model, text_models("", ""))
-    else:
-        robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
+    robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     scenes = study.scenes()
     asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
     report = _begun(study, out, len(asked), header("papers", draft=robot, target=cloud))
     until, kept_at = time.monotonic() + 60 * minutes, time.monotonic()
     plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
     done = sum(row["replies"] for row in report["rows"])
-    total = sum(min(one.most or len(asked), len(asked)) for one in study.rows)
+    total = len(asked) * len(study.rows)
     # Rows in turn: a run that is cut short has something of each.
     for number, (scene, seed) in enumerate(asked):
         for one, row in zip(study.rows, report["rows"], strict=True):
-            if row["replies"] > number or (one.most and number >= one.most):
+            if row["replies"] > number:
                 continue
             if minutes and time.monotonic() > until:
-                _write(out, report)
+                write(out, report)
                 return report
             settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
             _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
@@ -168,9 +147,9 @@ def measure(
                 progress(done / total, one.label)
             if time.monotonic() - kept_at > _KEEP_S:
                 kept_at = time.monotonic()
-                _write(out, report)
+                write(out, report)
     _check(study, report)
-    _write(out, report)
+    write(out, report)
     return report
 
 
@@ -221,7 +200,7 @@ def _begun(study: Study, out: Path, replies: int, head: dict[str, Any]) -> dict[
     fresh = {
         **head,
         "study": study.name,
-        "model": study.models,
+        "model": "pair",
         "replies_a_row": replies,
         "rows": [{"label": one.label, "settings": _settings(one), "replies": 0} for one in study.rows],
     }
@@ -242,33 +221,11 @@ def _settings(one: Contestant) -> Row:
     return {name: value for name, value in given.items() if name == "mode" or value != getattr(usual, name)}
 
 
-def _write(out: Path, report: dict[str, Any]) -> None:
+def write(out: Path, report: dict[str, Any]) -> None:
+    """Write a report, atomically."""
     part = out.with_suffix(".part")
     part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     part.replace(out)
-
-
-def run(
-    study: str,
-    out: Path,
-    draft: str,
-    target: str,
-    *,
-    minutes: float = 0.0,
-    progress: Callable[[float, str], None] | None = None,
-) -> dict[str, Any]:
-    """The study of that name; see ``measure``."""
-    if study == "batch":
-        return measure_batches(out, progress)
-    if study == "queues":
-        return measure_queues(out, draft, target, progress)
-    made = {
-        "cost": cost_study,
-        "dssd": dssd_study,
-        "tslt-pair": lambda: tslt_study("pair", 512),
-        "tslt-text": lambda: tslt_study("text", 49_152),
-    }[study]()
-    return measure(made, out, draft, target, minutes=minutes, progress=progress)
 
 
 BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
@@ -283,7 +240,7 @@ def measure_batches(out: Path, progress: Callable[[float, str], None] | None = N
         report[side] = _batches(model)
         if progress is not None:
             progress((place + 1) / 2, side)
-    _write(out, report)
+    write(out, report)
     return report
 
 
@@ -322,5 +279,5 @@ def measure_queues(
         sweeps=sweeps,
         progress=lambda done, total, variant, _: progress(done / total, variant.label) if progress else None,
     )
-    _write(out, report)
+    write(out, report)
     return report

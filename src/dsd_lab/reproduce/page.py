@@ -40,7 +40,7 @@ Every table and figure of the four papers. `dsd-lab papers` writes this page fro
 Several values in a cell, apart by slashes, are the cells of a row of the paper's table. [theory.md](theory.md)
 explains the formulas; [benchmarks](../benchmarks/README.md) has the commands of the reports.
 `dsd-lab papers measure STUDY` makes `papers-STUDY.json`, for the studies `cost`,
-`dssd`, `tslt-pair`, `tslt-text`, `batch` and `queues`.
+`tslt`, `text`, `batch` and `queues`.
 """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, file_option, flag, model_option, model_path, word
+from dsd_ros.cli.arguments import arguments, file_option, flag, model_option, model_path, output_file, word
 from dsd_ros.cli.shared import EXIT_DONE
 from dsd_ros.cli.terminal import Progress
 
@@ -24,10 +24,14 @@ class PageArguments:
 @arguments
 class MeasureArguments:
     study: str = word(text="what to count", choices=STUDIES)
-    out: Path | None = file_option("where to write the report (default: benchmarks/papers-STUDY.json)")
     minutes: float = flag(0.0, "stop after so many, and continue the next time; 0: never")
     draft: str = model_option("draft")
     target: str = model_option("target")
+    json: Path | None = flag(
+        None,
+        "write the report to FILE (default: benchmarks/papers-STUDY.json), and continue one that is there",
+        convert=output_file,
+    )
 
 
 def _checkout() -> Path:
@@ -63,7 +67,7 @@ def measure(args: MeasureArguments) -> int:
     from dsd_lab.reproduce import measure as studies
     from dsd_lab.reproduce.acceptances import measure_text
 
-    out = args.out or _checkout() / "benchmarks" / f"papers-{args.study}.json"
+    out = args.json or _checkout() / "benchmarks" / f"papers-{args.study}.json"
     models = {"draft": model_path(args.draft, "draft"), "target": model_path(args.target, "target")}
     with Progress() as bar:
         if args.study == "text":

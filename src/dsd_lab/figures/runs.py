@@ -22,6 +22,7 @@ from typing import Any
 
 from dsd_lab.figures.pages import ROOT, Pages, report_path
 from dsd_lab.report import BenchError, code_digest
+from dsd_lab.reproduce.page import write_page
 from dsd_ros.vlm.loading import model_fingerprint
 
 CURRENT = "current"
@@ -153,4 +154,8 @@ def write_pages(root: Path = ROOT, say: Callable[[str], None] = print) -> list[s
         if text != path.read_text(encoding="utf-8"):
             path.write_text(text, encoding="utf-8")
             say(f"wrote {path.relative_to(root)}")
+    papers = root / "docs" / "papers.md"
+    if papers.is_file() and (text := write_page(root)) != papers.read_text(encoding="utf-8"):
+        papers.write_text(text, encoding="utf-8")
+        say("wrote docs/papers.md")
     return failures

@@ -413,8 +413,8 @@ def _table_7(reports: Reports) -> Table:
         )
     text = (
         "Queues matter only where something waits. The first six rows have a fast link and fewer outcomes than "
-        "workers, so here nothing waits; the last six have 1 to 3 workers and a downlink on which an outcome takes 80 "
-        "ms."
+        "workers, so here nothing waits; the last six have 1 to 3 workers, a downlink on which an outcome takes 80 "
+        "ms, and the RTX's times."
     )
     return Table("Table 7: queues", rows, text)
 

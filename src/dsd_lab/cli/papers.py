@@ -24,7 +24,6 @@ class PageArguments:
 @arguments
 class MeasureArguments:
     study: str = word(text="what to count", choices=STUDIES)
-    minutes: float = flag(0.0, "stop after so many, and continue the next time; 0: never")
     draft: str = model_option("draft")
     target: str = model_option("target")
     json: Path | None = flag(
@@ -78,6 +77,6 @@ def measure(args: MeasureArguments) -> int:
             studies.measure_queues(out, **models, progress=bar.to)
         else:
             study = studies.cost_study() if args.study == "cost" else studies.tslt_study()
-            studies.measure(study, out, **models, minutes=args.minutes, progress=bar.to)
+            studies.measure(study, out, **models, progress=bar.to)
     print(f"{out} is written")
     return EXIT_DONE

@@ -33,7 +33,6 @@ from dsd_ros.vlm.sequence import next_logits_together
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Draft, Message
 
-_KEEP_S = 20.0  # between two writes of the report
 NARRATIVE = (
     "Continue this story. The lamp in the harbour office had been burning since noon, because the fog had come in "
     "early that day and would not leave. Mara counted the boats on her list once more. Eleven had gone out before "
@@ -112,23 +111,13 @@ class _CountingChannel(LocalChannel):
 
 
 def measure(
-    study: Study,
-    out: Path,
-    draft: str,
-    target: str,
-    *,
-    minutes: float = 0.0,
-    progress: Callable[[float, str], None] | None = None,
+    study: Study, out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
 ) -> dict[str, Any]:
-    """Decode what ``out`` does not hold yet; the report, also written there. ``minutes``: stop after so many, 0: never.
-
-    BenchError, ModelError, LinkError.
-    """
+    """Decode what ``out`` does not hold yet; the report, also written there. BenchError, ModelError, LinkError."""
     robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     scenes = study.scenes()
     asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
     report = _begun(study, out, len(asked), header("papers", draft=robot, target=cloud))
-    until, kept_at = time.monotonic() + 60 * minutes, time.monotonic()
     plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
     done = sum(row["replies"] for row in report["rows"])
     total = len(asked) * len(study.rows)
@@ -137,19 +126,13 @@ def measure(
         for one, row in zip(study.rows, report["rows"], strict=True):
             if row["replies"] > number:
                 continue
-            if minutes and time.monotonic() > until:
-                write(out, report)
-                return report
             settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
             _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
             done += 1
             if progress is not None:
                 progress(done / total, one.label)
-            if time.monotonic() - kept_at > _KEEP_S:
-                kept_at = time.monotonic()
-                write(out, report)
+            write(out, report)
     _check(study, report)
-    write(out, report)
     return report
 
 
@@ -184,7 +167,6 @@ def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
     }
     for name, amount in own.items():
         row[name] = row.get(name, 0) + amount
-    row.setdefault("taus", []).append(round(reply.tau, 4))
     row.setdefault("digests", []).append(zlib.crc32(repr(reply.tokens).encode()))
 
 

@@ -51,11 +51,7 @@ def _theorem_4_2() -> Table:
         ),
         Row("least / mean alpha^l at gamma 1/2, random pairs", None, (min(least), fmean(least))),
     ]
-    text = (
-        "alpha^l = gamma^l (1 - eta^r d) + gamma^r sum p^l p grows with gamma^l, so the sides' aims conflict and 1/2 "
-        "is fair."
-    )
-    return Table("Equation 5 and Theorem 4.2", rows, text)
+    return Table("Equation 5 and Theorem 4.2", rows)
 
 
 def _pipelines() -> Table:
@@ -67,11 +63,7 @@ def _pipelines() -> Table:
         times = [event.seconds for event in run.events if event.kind == "aggregated"]
         steady = (times[-1] - times[100]) / (len(times) - 101)
         rows.append(Row(f"Figure {name}", None, formula, steady, compare=False, why=_apart(formula, steady)))
-    text = (
-        "Seconds a token when one case of Table 1 repeats for ever and l aggregates. Formula: max(c^l, c^r) if x^r is "
-        "accepted, else max(c^l, c^r + rtt). Ours: the simulator, event by event, from the 100th token on."
-    )
-    return Table("Table 1, Figures 10 to 13: waiting times", rows, text)
+    return Table("Table 1, Figures 10 to 13: waiting times", rows)
 
 
 def _apart(formula: float, other: float) -> str:
@@ -112,12 +104,7 @@ def _figure_4() -> Table:
                 why=", ".join(dict.fromkeys(_apart(v, o) for v, o in zip(values, own, strict=True))),
             )
         )
-    text = (
-        "Speed-up over token-wise synchronisation at alpha^r = .5 / .8 / .95, device aggregating. Ours: the "
-        "simulator, 400 tokens, both sides accepted alike. Where the aggregating side is the slower one, the equation "
-        "is too low: while it waits, that side drafts on ([theory.md](theory.md#the-simulator))."
-    )
-    return Table("Figure 4, Theorem 6.2: equation 9", rows, text)
+    return Table("Figure 4, Theorem 6.2: equation 9", rows)
 
 
 def _simulated(device: float, cloud: float, trip: float, a_cloud: float, a_device: float | None = None) -> float:
@@ -184,11 +171,7 @@ def _figure_5(reports: Reports) -> Table:
             why="the paper allows it and reports no effect",
         ),
     ]
-    text = (
-        "Curves over 0 to 16 documents a side. Measured: SmolLM2-135M over Python's language reference; the windows "
-        "are in the report."
-    )
-    return Table("Figure 5: perplexity", rows, text)
+    return Table("Figure 5: perplexity", rows)
 
 
 def _mean(report: Any, variant: str, key: str, trip: float = _TRIP_MS, mbps: float = 40.0) -> float:
@@ -241,12 +224,7 @@ def _figure_6(reports: Reports) -> Table:
             )
         ),
     ]
-    text = (
-        "At 300 ms, OPT-1.3B. Measured, without and with the first token's time: device 80 ms and cloud 25 ms a token "
-        "over 40 Mbit/s with a jitter of a fifth. `independent` is the paper's Algorithm 1 with each side's own "
-        "random numbers; the others share them."
-    )
-    return Table("Figure 6: latency a token", rows, text)
+    return Table("Figure 6: latency a token", rows)
 
 
 def _figure_7(reports: Reports) -> Table:
@@ -322,12 +300,7 @@ def _figure_8(reports: Reports) -> Table:
         )
         for extra in (0.0, 0.1, 0.3, 0.5, 1.0)
     ]
-    text = (
-        "The paper draws seconds for 100 tokens: its rule matches or beats both fixed sides and chance. In the "
-        "simulator `delta-z`, its rule, is not always the better of the two sides; `auto`, ours, also counts what a "
-        "switch costs ([theory.md](theory.md#which-side-aggregates))."
-    )
-    return Table("Figure 8: scheduling", rows, text)
+    return Table("Figure 8: scheduling", rows)
 
 
 def _figure_9() -> Table:
@@ -345,8 +318,4 @@ def _figure_9() -> Table:
             why="half a round trip and a step; the paper's delays differ",
         ),
     ]
-    text = (
-        "One simulated answer at 500 ms more; `dsd-lab theory dragon-pipeline --plot` draws it "
-        "([theory.md](theory.md))."
-    )
-    return Table("Figure 9: a pipeline", rows, text)
+    return Table("Figure 9: a pipeline", rows)

@@ -9,27 +9,15 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers import proofs
-from dsd_lab.reproduce.table import Measured, Reports, Row, Table
+from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table
 from dsd_ros.decoding.packing import pack_chances
 
-_TABLE_1_MS = {
-    2: (26.00, 25.12, 24.08, 22.88, 21.52, 20.16), 4: (27.50, 26.96, 26.08, 24.72, 22.75, 20.32),
-    6: (27.88, 27.63, 27.06, 25.90, 23.75, 20.47), 8: (27.97, 27.87, 27.54, 26.66, 24.56, 20.62),
-}  # fmt: skip
+_PRINTED = PRINTED["dssd"]
 _TOKENS = 128  # of each of the paper's replies
 _OPT_V, _BITS, _ID_BITS = 50_272, 32, 16
 _TOP_K = 10
 _ALPHA = 0.61
 _C = {"6.7B": 0.1, "13B": 0.05}  # T_SLM / T_LLM, section 4.2
-_SPEEDUPS = ((1.51, 2.28), (1.41, 2.31), (0.43, 2.19), (1.24, 2.22), (1.08, 1.97), (1.16, 1.57))  # Table 2: DSD, DSSD
-
-
-_TABLE_2_BIG = ((1.40, 1.67), (9.21, 1.72), (2.30, 1.62), (0.92, 1.77), (2.30, 1.70), (2.01, 1.97))  # seconds, speed-up
-_TABLE_3 = (  # T_NTT ms, Mbit/s, gamma; DSD 6.7B, DSSD 6.7B, DSSD 13B
-    (0, 100, 8, 0.88, 0.98, 1.17), (20, 100, 8, 0.85, 0.92, 1.13), (20, 50, 8, 0.72, 0.92, 1.12),
-    (20, 100, 4, 1.10, 1.11, 1.44), (20, 100, 6, 1.12, 1.14, 1.58), (20, 100, 8, 0.93, 1.04, 1.30),
-)  # fmt: skip
-_TEXT_SWEEP = {4: (0.82, 1.37), 6: (0.92, 1.75), 8: (0.87, 1.14)}  # section 4.2 in words: 6.7B, 13B
 
 
 def tables(reports: Reports) -> Iterator[Table]:
@@ -40,7 +28,7 @@ def tables(reports: Reports) -> Iterator[Table]:
 
 def _target_seconds() -> float:
     """T_q of the paper's 6.7B: what its first DSD row leaves, speed-up = 128 T_q / (R (gamma c + 1) T_q + T_comm)."""
-    row, speed = proofs.TABLE_2[0], _SPEEDUPS[0][0]
+    row, speed = proofs.TABLE_2[0], _PRINTED["table_2_speedups"][0][0]
     return speed * row.dsd / (_TOKENS - speed * row.rounds * (row.gamma * _C["6.7B"] + 1))
 
 
@@ -51,12 +39,9 @@ def _speed(rounds: float, gamma: int, comm: float, c: float, t_q: float) -> floa
 
 def _table_1() -> Table:
     rows = []
-    for gamma, cells in zip(proofs.TABLE_1_GAMMAS, proofs.dssd_table_1(), strict=True):
-        rows.append(Row(f"gamma {gamma}: T_comm, ms", _TABLE_1_MS[gamma], [1e3 * seconds for _, seconds in cells]))
-    text = (
-        "alpha .5 / .6 / .7 / .8 / .9 / .99; V b / R = 8 ms, T_NTT = 20 ms. The shares 1 - alpha^gamma agree as well."
-    )
-    return Table("Table 1: communication time", rows, text)
+    for gamma, paper, cells in zip(proofs.TABLE_1_GAMMAS, _PRINTED["table_1_ms"], proofs.dssd_table_1(), strict=True):
+        rows.append(Row(f"gamma {gamma}: T_comm, ms", paper, [1e3 * seconds for _, seconds in cells]))
+    return Table("Table 1: communication time", rows)
 
 
 def _bounds() -> Table:
@@ -125,25 +110,19 @@ def _table_2_comm(reports: Reports) -> Table:
                 reports.figures("papers-text", lambda r, row=row: _counted(r, "dssd", row)[1]),
             )
         )
-    text = (
-        "Seconds of communication for 128 tokens, OPT-125M to 6.7B. The rounds are DSSD's column over T_NTT (31 where "
-        "that is 0). Formula: equations 5 and 9 with all of V at 32 bits. Ours: a rejection sends the ten entries "
-        "that top-k 10 leaves, and that is the paper's column but for its first row. Measured: SmolLM2-135M with its "
-        "int8 copy, V = 49 152, bytes of encoded messages over the rate, and as many T_NTT as rounds."
-    )
-    return Table("Table 2: communication, OPT-125M to 6.7B", rows, text)
+    return Table("Table 2: communication, OPT-125M to 6.7B", rows)
 
 
 def _table_2_speed(reports: Reports) -> Table:
     t_q, rows = _target_seconds(), []
-    for row, paper in zip(proofs.TABLE_2, _SPEEDUPS, strict=True):
+    for row, paper in zip(proofs.TABLE_2, _PRINTED["table_2_speedups"], strict=True):
         formula = [_speed(row.rounds, row.gamma, comm, _C["6.7B"], t_q) for comm in (row.dsd, row.dssd)]
 
         def counted(report: Any, row: proofs.Transfer = row) -> Sequence[float]:
             return [_speed(*_rounds(report, mode, row), _C["6.7B"], t_q) for mode in ("dsd", "dssd")]
 
         rows.append(Row(f"{_link(row)}: DSD / DSSD", paper, formula, measured=reports.figures("papers-text", counted)))
-    first, second = _SPEEDUPS[0][1], _SPEEDUPS[1][1]
+    first, second = _PRINTED["table_2_speedups"][0][1], _PRINTED["table_2_speedups"][1][1]
     text = (
         f"Formula: equation 6 with the paper's own communication times and rounds, c = 0.1, and T_q = {1e3 * t_q:.0f} "
         "ms, which its first DSD cell leaves (so that cell is equal by construction). Measured: the same times with "
@@ -160,7 +139,7 @@ def _rounds(report: Any, mode: str, row: proofs.Transfer) -> tuple[float, int, f
 
 def _table_2_big() -> Table:
     rows = []
-    for row, (comm, speed) in zip(proofs.TABLE_2, _TABLE_2_BIG, strict=True):
+    for row, (comm, speed) in zip(proofs.TABLE_2, _PRINTED["table_2_big"], strict=True):
         rounds = comm / row.t_ntt if row.t_ntt else None
         expected = _TOKENS / proofs.expected_tokens(alpha=0.53, gamma=row.gamma)
         bound = _TOKENS / (rounds or expected) / (row.gamma * _C["13B"] + 1)
@@ -170,16 +149,12 @@ def _table_2_big() -> Table:
             why += f"; 9.21 is .921 with its point misplaced: {rounds / 10:.0f} rounds"
         name = f"{_link(row)}: DSSD, s / speed-up"
         rows.append(Row(name, (comm, speed), (expected * row.t_ntt, bound), why=why))
-    text = (
-        "Formula: T_NTT times the rounds that alpha = .53 takes for 128 tokens; the most that the printed rounds allow "
-        "with c = 0.05 and a free link."
-    )
-    return Table("Table 2: communication and speed-up, OPT-125M to 13B", rows, text)
+    return Table("Table 2: communication and speed-up, OPT-125M to 13B", rows)
 
 
 def _table_3() -> Table:
     rows = []
-    for ntt, rate, gamma, dsd, dssd, big in _TABLE_3:
+    for ntt, rate, gamma, dsd, dssd, big in _PRINTED["table_3"]:
         expected = proofs.expected_tokens(alpha=_ALPHA, gamma=gamma)
         implied = (expected / dssd - 1) / gamma
         bound = expected / (gamma * _C["6.7B"] + 1)
@@ -191,16 +166,12 @@ def _table_3() -> Table:
                 why=f"DSD {dsd}, 13B {big}; as reported, c is {implied:.2f} or more, not 0.1",
             )
         )
-    text = (
-        "A draft device four times slower (A6000). Formula: the most that alpha .61 and c = 0.1 allow, with a free "
-        "link. Two rows have the same setting (20 ms, 100 Mbit/s, gamma 8) and differ by 13 % (.92 and 1.04)."
-    )
-    return Table("Table 3: heterogeneous devices", rows, text)
+    return Table("Table 3: heterogeneous devices", rows)
 
 
 def _sweep(reports: Reports) -> Table:
     c = (proofs.expected_tokens(alpha=_ALPHA, gamma=8) / 0.98 - 1) / 8
-    table = {row[2]: row[4] for row in _TABLE_3[3:]}
+    table = {row[2]: row[4] for row in _PRINTED["table_3"][3:]}
     best = max(range(1, 9), key=lambda g: proofs.expected_tokens(alpha=_ALPHA, gamma=g) / (g * c + 1))
     rows = []
     for gamma in (1, 2, 3, 4, 6, 8):
@@ -208,7 +179,7 @@ def _sweep(reports: Reports) -> Table:
         rows.append(
             Row(
                 f"gamma {gamma}: DSSD 6.7B by the text / by Table 3",
-                (_TEXT_SWEEP[gamma][0], table[gamma]) if gamma in table else "-",
+                (_PRINTED["section_4_2"][str(gamma)][0], table[gamma]) if gamma in table else "-",
                 (formula, formula) if gamma in table else formula,
                 measured=_sweep_measured(reports, gamma, c),
             )

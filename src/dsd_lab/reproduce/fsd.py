@@ -11,10 +11,10 @@ from typing import Any
 from dsd_lab.bench.profiles import TABLE_9_MS
 from dsd_lab.papers import theory
 from dsd_lab.papers.proofs import acceptance_of, expected_tokens
-from dsd_lab.reproduce.table import Measured, Reports, Row, Table, labelled
+from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, labelled
 from dsd_ros.vlm.exits import ExitAdapters, default_rank
 
-_TABLE_1_COSTS = ((540, 360, 270), (540, 312, 270), (454, 286, 217), (420, 390, 210))
+_PRINTED = PRINTED["fsd"]
 _N, _GAMMA = 200, 4  # of the paper's experiments
 
 
@@ -37,46 +37,8 @@ _TABLE_2 = (
     _Adapters("Qwen2-VL-7B", 27, 88, 1.02, 3584, 28, 8.291),
 )
 _NARROW = 384  # the rank that fits both Llamas
-_TABLE_5_RATIOS = (0.17, 0.06, 0.65, 0.22, 0.14, 0.05, 0.11)
-_TABLE_6 = {  # SD over AR, FSD over SD, tau, miss rate %, mean exit; six benchmarks and the printed average
-    "Vicuna 68m/7B, Jetson": (
-        (0.70, 1.04, 2.30, 60.92, 8), (0.79, 1.04, 2.04, 64.73, 7), (0.63, 1.04, 2.08, 61.21, 8),
-        (0.63, 1.04, 2.09, 64.60, 8), (0.72, 1.03, 2.32, 70.70, 10), (0.65, 1.02, 2.08, 71.50, 8),
-        (0.69, 1.04, 2.15, 65.61, 8),
-    ),
-    "Vicuna 68m/7B, RTX": (
-        (1.30, 1.04, 2.01, 20.07, 13), (1.42, 1.03, 2.66, 15.79, 16), (1.11, 1.08, 1.96, 12.40, 13),
-        (1.06, 1.07, 1.96, 19.29, 14), (1.20, 1.07, 1.95, 29.40, 15), (1.10, 1.06, 2.05, 22.59, 14),
-        (1.20, 1.06, 2.10, 19.59, 14),
-    ),
-    "Vicuna 160m/13B, Jetson": (
-        (0.42, 1.05, 2.28, 62.49, 9), (0.47, 1.06, 2.14, 57.64, 8), (0.40, 1.06, 2.23, 58.04, 9),
-        (0.42, 1.05, 2.32, 60.94, 8), (0.38, 1.03, 2.08, 69.92, 8), (0.46, 1.04, 2.44, 63.25, 8),
-        (0.42, 1.05, 2.25, 62.05, 8),
-    ),
-    "Vicuna 160m/13B, RTX": (
-        (0.97, 1.09, 2.98, 16.40, 15), (0.85, 1.15, 2.04, 25.16, 14), (0.77, 1.13, 2.29, 18.37, 14),
-        (0.74, 1.12, 2.36, 25.45, 14), (0.73, 1.07, 2.10, 38.09, 16), (0.82, 1.12, 2.62, 30.25, 15),
-        (0.94, 1.10, 2.40, 27.95, 14),
-    ),
-    "Vicuna 68m/Llama2 7B, Jetson": (
-        (1.34, 1.07, 4.12, 36.73, 9), (1.53, 1.22, 4.16, 17.6, 4), (1.15, 1.07, 3.48, 41.87, 7),
-        (1.42, 1.10, 4.29, 36.60, 9), (1.41, 1.07, 4.32, 47.13, 14), (1.26, 1.05, 3.83, 57.11, 13),
-        (1.35, 1.11, 4.03, 39.94, 9),
-    ),
-    "Vicuna 68m/Llama2 7B, RTX": (
-        (2.01, 1.02, 3.48, 13.38, 11), (2.09, 1.07, 3.83, 1.75, 3), (1.69, 1.06, 3.29, 9.55, 10),
-        (1.99, 1.18, 3.62, 4.28, 2), (1.91, 1.04, 3.43, 13.97, 13), (1.93, 1.01, 3.62, 14.88, 14),
-        (1.94, 1.06, 3.54, 9.63, 9),
-    ),
-}  # fmt: skip
+_TABLE_6: dict[str, list[list[float]]] = _PRINTED["table_6"]
 _BENCHMARKS = ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM", "NQ")
-_TABLE_7 = {
-    ("priority", "priority"): (79.85, 62.93, 27.57), ("priority", "fifo"): (80.40, 63.48, 27.73),
-    ("random", "priority"): (82.32, 63.25, 26.92), ("random", "fifo"): (84.56, 65.36, 27.68),
-    ("fifo", "priority"): (82.61, 64.43, 27.69), ("fifo", "fifo"): (85.43, 65.67, 27.84),
-}  # fmt: skip
-_TABLE_9_DRAFT_MS = {1: 7.76, 2: 8.02, 3: 7.57, 4: 7.87, 8: 8.97, 12: 9.71, 16: 10.63, 32: 14.49}
 
 
 def tables(reports: Reports) -> Iterator[Table]:
@@ -116,16 +78,12 @@ def _figure_1(reports: Reports) -> Table:
         Row("(c) draft at the edge, `dsd`", None, says.sd_seconds, measured=speed("dsd")),
         Row("(d) pre-drafting, `fsd`", None, says.fsd_seconds, measured=speed("fsd")),
     ]
-    text = (
-        "Four ways to decode a reply. Seconds of 200 tokens by the formulas, with the robot's times (Table 8); "
-        "measured: times as fast as `ar`. (Figures 2 and 3 draw the method and the adapters, and hold no figures.)"
-    )
-    return Table("Figure 1: where draft and target run", rows, text)
+    return Table("Figure 1: where draft and target run", rows)
 
 
 def _table_1(reports: Reports) -> Table:
     rows = []
-    for prices, paper in zip(theory.PRICES, _TABLE_1_COSTS, strict=True):
+    for prices, paper in zip(theory.PRICES, _PRINTED["table_1_costs"], strict=True):
         cost = theory.api_cost(prices)
         rows.append(
             Row(
@@ -136,12 +94,7 @@ def _table_1(reports: Reports) -> Table:
                 form=".0f",
             )
         )
-    text = (
-        "Dollars for 1 M requests of 100 tokens in and 500 out, gamma 4, tau 2.5. Measured: the same price lists on "
-        "the tokens and target passes counted in real replies of the shipped pair (its tau, gamma 4), scaled to this "
-        "request."
-    )
-    return Table("Table 1: API cost", rows, text)
+    return Table("Table 1: API cost", rows)
 
 
 def _billed(report: Any, prices: theory.Prices) -> Sequence[float]:
@@ -228,14 +181,7 @@ def _table_2() -> Table:
             f"{1e3 * qwen.billions * qwen.percent / (100 - qwen.percent):.0f} M, not 88 M",
         )
     )
-    text = (
-        "The paper does not say what an adapter is. Ours is a residual bottleneck, hidden + "
-        "up(gelu(down(norm(hidden)))), whose rank grows with the width: 2 h (h/8) + h parameters. That is Qwen2-VL's "
-        "count within 2 %, and 30 and 62 % more than the Llamas'. The Llamas' counts grow with h, not with its "
-        "square: their adapters have one rank at both sizes. Training hours and context lengths (1600 tokens, 800 for "
-        "13B) are the paper's GPU's."
-    )
-    return Table("Table 2: early exits", rows, text)
+    return Table("Table 2: early exits", rows)
 
 
 def _table_4() -> Table:
@@ -252,23 +198,16 @@ def _table_4() -> Table:
             why="ours: rounds in flight (`pipeline_depth` above 1) pay no round trip of their own",
         ),
     ]
-    text = "Seconds of 200 tokens with the robot's times (Table 8). [theory.md](theory.md) says what the formulas omit."
-    return Table("Tables 3 and 4: notation and latency", rows, text)
+    return Table("Tables 3 and 4: notation and latency", rows)
 
 
 def _table_5() -> Table:
     rows = []
-    for setup, paper in zip(theory.SETUPS, _TABLE_5_RATIOS, strict=True):
+    for setup, paper in zip(theory.SETUPS, _PRINTED["table_5_ratios"], strict=True):
         ratio = setup.draft_round / _GAMMA / setup.t_q
         times = f"{1e3 * setup.draft_round:.0f} / {1e3 * setup.t_q:.0f} / {1e3 * setup.t_c:.0f} ms"
         rows.append(Row(f"{setup.name} ({times}): c", paper, ratio))
-    text = (
-        "gamma T_p / T_q / T_c, and c = T_p/T_q, which follows. `go2-a100`, `jetson-nano-a100` and `rtx-a100` in "
-        "config/profiles.yaml hold the shipped pair to the times of rows 7, 1 and 2; the models themselves are none "
-        "that a CPU can serve. T_c is the larger part of a Jetson's round trip over Ethernet: it holds more than the "
-        "wire."
-    )
-    return Table("Table 5: system metrics (and the robot's, Table 8)", rows, text)
+    return Table("Table 5: system metrics (and the robot's, Table 8)", rows)
 
 
 def _table_6() -> Table:
@@ -287,14 +226,7 @@ def _table_6() -> Table:
                     f"+{1e3 * _unlisted(setup, sd, tau):.0f} ms",
                 )
             )
-    text = (
-        "The formulas of Table 4 with the times of Table 5 and each benchmark's tau and miss rate. Ours: what a round "
-        "must have cost beside the times listed, for SD to be as slow as reported. It is 150 to 900 ms, more on a "
-        "Jetson and with the larger draft: a draft's prefill, its Python, or T_q of five tokens where AR's is of one. "
-        "Each of the four text models needs a GPU; what SmolLM2-135M does on these benchmarks' kind of question is in "
-        "[modes.md](modes.md), where it is measured."
-    )
-    return Table("Table 6: speed-ups by benchmark", rows, text)
+    return Table("Table 6: speed-ups by benchmark", rows)
 
 
 def _unlisted(setup: theory.Setup, sd_over_ar: float, tau: float) -> float:
@@ -320,10 +252,7 @@ def _averages() -> Table:
         ]
         why = f"not the mean of its rows: {', '.join(off)}" if off else "the means of its rows"
         rows.append(Row(name, printed, computed, why=why))
-    text = (
-        "SD over AR / FSD over SD / tau / miss rate, % / mean exit: the printed average and the mean of the six rows."
-    )
-    return Table("Table 6: averages", rows, text)
+    return Table("Table 6: averages", rows)
 
 
 def _figure_4a(reports: Reports) -> Table:
@@ -334,11 +263,7 @@ def _figure_4a(reports: Reports) -> Table:
             if report == "papers-queues" and workers > 3:
                 continue
             rows.append(Row(f"{workers} workers, {title}: misses, %", None, None, measured=found, form=".1f"))
-    text = (
-        "The paper draws curves (GSM8K, Vicuna 68m/7B, RTX): misses fall up to about 15 threads, then little. How many "
-        "outcomes differ decides that: 31 exits that often disagree there, five that mostly agree here."
-    )
-    return Table("Figure 4a: pre-draft threads", rows, text)
+    return Table("Figure 4a: pre-draft threads", rows)
 
 
 def _misses(report: Any, workers: int, client: str = "priority", server: str = "priority") -> float:
@@ -389,7 +314,8 @@ def _by_gamma(report: Any, gamma: int) -> float:
 
 def _table_7(reports: Reports) -> Table:
     rows = []
-    for (client, server), paper in _TABLE_7.items():
+    for queues, paper in _PRINTED["table_7"].items():
+        client, server = queues.split()
         named = f"client {client}, server {server}: misses, %"
         rows.append(
             Row(
@@ -401,7 +327,8 @@ def _table_7(reports: Reports) -> Table:
                 ),
             )
         )
-    for client, server in _TABLE_7:
+    for queues in _PRINTED["table_7"]:
+        client, server = queues.split()
         rows.append(
             Row(
                 f"client {client}, server {server}: at 1 / 2 / 3 threads, gamma 8, T = 1, 4 kbit/s down",
@@ -411,12 +338,7 @@ def _table_7(reports: Reports) -> Table:
                 ),
             )
         )
-    text = (
-        "Queues matter only where something waits. The first six rows have a fast link and fewer outcomes than "
-        "workers, so here nothing waits; the last six have 1 to 3 workers, a downlink on which an outcome takes 80 "
-        "ms, and the RTX's times."
-    )
-    return Table("Table 7: queues", rows, text)
+    return Table("Table 7: queues", rows)
 
 
 def _table_8(reports: Reports) -> Table:
@@ -485,24 +407,19 @@ def _figure_6() -> Table:
     rows.append(Row("c 0.5, gamma 10: r for 5x, %", 10, 100 * (five - 1) / (10 * 0.5), form=".0f"))
     c = 3 * 6.6 / 67
     rows.append(Row("c of OPT-125M/66B on a Jetson (6.6 ms, 67 ms, 3 times slower)", 0.3, c, form=".1f"))
-    text = "(gamma c + 1)/(r gamma c + 1), drawn by `dsd-lab theory fsd-latency --plot` ([theory.md](theory.md))."
-    return Table("Figure 6: equation 9", rows, text)
+    return Table("Figure 6: equation 9", rows)
 
 
 def _table_9(reports: Reports) -> Table:
     rows = []
+    drafts = dict(zip(TABLE_9_MS, _PRINTED["table_9_draft_ms"], strict=False))
     for batch, target in TABLE_9_MS.items():
-        draft = _TABLE_9_DRAFT_MS.get(batch)
-        paper = (target / TABLE_9_MS[1], None if draft is None else draft / _TABLE_9_DRAFT_MS[1])
+        draft = drafts.get(batch)
+        paper = (target / TABLE_9_MS[1], None if draft is None else draft / drafts[1])
         found = reports.figures("papers-batch", lambda r, batch=batch: _growth(r, batch))
         printed = f"{target:g} ms / {'out of memory' if draft is None else f'{draft:g} ms'}"
         rows.append(Row(f"batch {batch} ({printed}): times one alone, target / draft", paper, measured=found))
-    text = (
-        "Printed milliseconds, and how many times a pass over one they are: Vicuna-7B on an A100, Vicuna-68M on a "
-        "Jetson. Measured: SmolLM2-135M in float32 and its int8 copy, 128 tokens of context, one thread of a CPU. The "
-        "draft's 15 % more at 8 and the target's 5.4 times at 32 are the paper's own words."
-    )
-    return Table("Table 9: batches", rows, text)
+    return Table("Table 9: batches", rows)
 
 
 def _growth(report: Any, batch: int) -> Sequence[float]:

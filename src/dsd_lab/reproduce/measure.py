@@ -24,6 +24,7 @@ from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
 from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
 from dsd_lab.report import BenchError, Row, header
 from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
+from dsd_lab.reproduce.table import PRINTED
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import MAX_KEPT, DecodeSettings
 from dsd_ros.edge.results import DecodedReply
@@ -33,14 +34,7 @@ from dsd_ros.vlm.sequence import next_logits_together
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Draft, Message
 
-NARRATIVE = (
-    "Continue this story. The lamp in the harbour office had been burning since noon, because the fog had come in "
-    "early that day and would not leave. Mara counted the boats on her list once more. Eleven had gone out before "
-    "sunrise, and ten lay at the quay with their nets still wet. The eleventh belonged to old Benno, who knew every "
-    "rock of the bay by name and who had never been late for supper. She put on her coat, took the brass horn from "
-    "its hook and walked to the end of the pier. The first note of the horn went out over the water and came back "
-    "softer. After the third note she heard an answer."
-)
+NARRATIVE: str = PRINTED["measure"]["narrative"]
 
 
 @dataclass(frozen=True)

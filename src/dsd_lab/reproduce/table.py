@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 Values = Sequence[float | None] | float | str | None
 COLUMNS = ("", "the paper", "its formula", "ours", "measured here", "agreement, or why not")
 NOT_YET = "not measured yet"
+PRINTED = tomllib.loads(Path(__file__).with_name("printed.toml").read_text(encoding="utf-8"))  # what the papers print
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper. ``text``: what is to know before its rows."""
+    """A table or figure of a paper. ``text``: what is to know before its rows, where it is not in printed.toml."""
 
     title: str
     rows: Sequence[Row]
@@ -71,7 +73,8 @@ class Table:
     def render(self) -> str:
         """The section, as Markdown."""
         used = [any(row.cells()[place] for row in self.rows) or place in (0, 1) for place in range(len(COLUMNS))]
-        lines = [f"### {self.title}", "", *([self.text, ""] if self.text else [])]
+        text = self.text or PRINTED["texts"].get(self.title, "")
+        lines = [f"### {self.title}", "", *([text, ""] if text else [])]
         if self.rows:
             lines += [_line(COLUMNS, used), _line(["---"] * len(COLUMNS), used)]
             lines += [_line(row.cells(), used) for row in self.rows]

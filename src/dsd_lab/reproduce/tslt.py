@@ -91,11 +91,7 @@ def _figure_3(reports: Reports) -> Table:
         )
         for kept, paper in (("K 10 %", "almost 1"), ("K 1 %", 0.85), ("K 0.1 %", "less"))
     ]
-    text = (
-        "Mass of the draft's distribution that K tokens hold; the paper's text gives .85 at 1 % (Llama-68M, V = 32 "
-        "000). Measured: SmolLM2-135M's int8 copy, V = 49 152, on 64 replies of SmolLM2-135M."
-    )
-    return Table("Figure 3: kept mass", rows, text)
+    return Table("Figure 3: kept mass", rows)
 
 
 def _figure_4(reports: Reports) -> Table:
@@ -111,14 +107,7 @@ def _figure_4(reports: Reports) -> Table:
             name = f"{label}, shipped pair: acceptance of what is judged / tau / bytes up a token"
             found = reports.figures("papers-tslt", lambda r, label=label: _accepted(labelled(r, label)))
             rows.append(Row(name, measured=found, form=".3g"))
-    text = (
-        "The paper draws curves: a minor decline to K 10 %, little more at 1 %, a drop at 0.1 %, trees above "
-        "sequences. Measured at temperature 1, three tokens or levels: SmolLM2-135M and its int8 copy by their "
-        "distributions (V = 49 152: K 4 915, 492, 49), and 64 replies a row of the shipped pair, two models trained "
-        "apart (V = 512: K 51, 5, 1). rho is the mass of a nucleus, which takes as many ids as it needs and so adapts "
-        "to each position."
-    )
-    return Table("Figure 4: acceptance by K and rho", rows, text)
+    return Table("Figure 4: acceptance by K and rho", rows)
 
 
 def _known(row: Any) -> Sequence[float]:

@@ -25,10 +25,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from dsd_lab.bench.pace import Pace, PacedModel, paced
+from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.plan import RecordedReply, RecordedRound, Workload, simulate
 from dsd_lab.bench.profiles import TABLE_9, Curve, Profile
-from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
+from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import CODE, BenchError, cell, check_range, header, table
@@ -185,7 +185,7 @@ def measure_fleet(
             up = own_engine(cloud, limit) if cloud is not None else at_address(dial, metrics)
             with up as served:
                 fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
-                _hold(robot, cloud, stretched)
+                hold(robot, cloud, stretched)
                 before = served.passes()
                 found, seconds = _run(served, robot, settings, scenes, count, stretched)
                 row = _row(served, before, found, seconds / time_scale, time_scale)
@@ -238,14 +238,6 @@ def _warm_up(
         session.decode(scene.image, scene.instruction)
         assert session.verifier is not None
         return session.verifier.target_fingerprint
-
-
-def _hold(robot: PacedModel, cloud: PacedModel | None, profile: Profile) -> None:
-    """Hold both models to the profile's times, if it gives any."""
-    if profile.draft_s is not None and profile.target_s is not None:
-        robot.pace = Pace(profile.draft_s, BATCH_GROWTH)
-        if cloud is not None:
-            cloud.pace = Pace(profile.target_s, batch_curve=TABLE_9)
 
 
 def _run(
@@ -334,7 +326,8 @@ def _workload(
     recorded = tuple(_recorded(reply, scale, alone=not settings.needs_draft) for reply in replies)
     if own and profile.target_s is not None:
         curve: Curve = tuple((batch, profile.target_s * factor) for batch, factor in TABLE_9)
-        return Workload(recorded, profile.link, curve, profile.target_s, spread_s=SPREAD_S)
+        prompt = (profile.times and profile.times.target_prefill_s) or profile.target_s
+        return Workload(recorded, profile.link, curve, prompt, spread_s=SPREAD_S)
     # Measured: a point for each number of robots. Without its metrics the verifier is taken to take turns.
     points = {round(row["mean_batch"] or 1.0, 1): row["pass_seconds"] for row in reversed(rows)}
     firsts = statistics.median(reply.records[0].verify_seconds / scale for reply in replies)
@@ -382,7 +375,7 @@ def render(report: dict[str, Any]) -> str:
             *(cell(simulated.get(name), form) for name, form in _SIMULATED),
         ])  # fmt: skip
     exact = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
-    held = " (held times)" if report["profile"]["target_s"] is not None else ""
+    held = " (held times)" if report["profile"]["times"] is not None else ""
     title = f"{report['decode']['mode']} at profile {report['profile']['name']}{held}"
     return "\n".join(
         [title, *table(lines, left=0), *_beside(report["rows"]), exact[report["exact"]], report["machine"]]

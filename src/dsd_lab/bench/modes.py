@@ -13,12 +13,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dsd_lab.bench.modes_report import Measured, make_report
-from dsd_lab.bench.pace import Pace, paced
-from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
+from dsd_lab.bench.pace import hold, paced
+from dsd_lab.bench.profiles import ASSUMPTIONS, Profile
+from dsd_lab.bench.real import measure_real
+from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import BenchError, check_range
+from dsd_lab.report import BenchError, cell, check_range, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -29,7 +30,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
-TRANSPORTS = ("local", "websocket")
+TRANSPORTS = ("local", "websocket", "process")
 
 
 def measure_modes(
@@ -54,7 +55,9 @@ def measure_modes(
     """
     _check(profile, variants, images, transport, time_scale)
     # One thread each: the models share this machine, and their threads would wait for each other.
-    settled = (ModelSettings(given, threads=1) if isinstance(given, str) else given for given in (draft, target))
+    settled = [ModelSettings(given, threads=1) if isinstance(given, str) else given for given in (draft, target)]
+    if transport == "process":
+        return measure_real(profile, variants, images, *settled, prompts, seed=seed, sweeps=sweeps, progress=progress)
     robot, cloud = (paced(load_model(settings)) for settings in settled)
     scenes = held_out_scenes(images) if cloud.reads_pictures else text_scenes(images, prompts)
     stretched = profile.stretched(time_scale)
@@ -62,8 +65,7 @@ def measure_modes(
     with _verifier(cloud, transport) as connect:
         for variant in variants:  # at full speed: what happens once in a process must not be measured
             decode(connect(), robot, dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS), scenes[0])
-        if stretched.draft_s is not None and stretched.target_s is not None:
-            robot.pace, cloud.pace = Pace(stretched.draft_s, BATCH_GROWTH), Pace(stretched.target_s)
+        hold(robot, cloud, stretched)
         # What is learned about draft lengths stays from picture to picture, as on a robot.
         tuners = [tuner_for(variant.decode, robot.vocab_size) for variant in variants]
         done = 0
@@ -81,6 +83,49 @@ def measure_modes(
     return make_report(measured, profile, {"draft": robot, "target": cloud}, setting, sweeps)
 
 
+def measure_assumptions(
+    profile: Profile,
+    variants: Sequence[Variant],
+    images: int,
+    draft: str,
+    target: str,
+    *,
+    time_scale: float = 1.0,
+    progress: Callable[[int, int, Variant, DecodedReply], None] | None = None,
+) -> dict[str, Any]:
+    """``measure_modes`` with all that the profile assumes beyond T_p and T_q, without each in turn, and without any.
+
+    A row for each of these and each variant: what it takes, over ar of the same assumptions.
+    """
+    cases = ((), *((name,) for name in ASSUMPTIONS), ASSUMPTIONS)
+    rows, found, each = [], {}, images * len(variants)
+    for number, case in enumerate(cases):
+
+        def told(done: int, _: int, variant: Variant, reply: DecodedReply, before: int = number * each) -> None:
+            if progress is not None:
+                progress(before + done, len(cases) * each, variant, reply)
+
+        found = measure_modes(
+            profile.without(*case), variants, images, draft, target, time_scale=time_scale, progress=told
+        )
+        if not found["exact"]:
+            raise BenchError(f"without {', '.join(case) or 'nothing'}, {found['differences'][0]}; report it")
+        keys = ("label", "seconds_per_reply", "speedup", "speedup_interval", "tau", "miss_rate")
+        rows += [{"without": list(case), "limit": found["limit"]} | {k: row[k] for k in keys} for row in found["rows"]]
+    kept = {key: found[key] for key in list(found)[: list(found).index("temperature")]}
+    return kept | {"bench": "assumptions", "times": dataclasses.asdict(profile)["times"], "rows": rows}
+
+
+def render_assumptions(report: dict[str, Any]) -> str:
+    """The report of ``measure_assumptions`` as a table."""
+    rows = [["without", "mode", "s/reply", "speed-up", "limit", "miss"]]
+    for row in report["rows"]:
+        limit = None if row["limit"] is None else row["limit"]["speedup"]
+        figures = cell(row["seconds_per_reply"], ".2f"), cell(row["speedup"], ".2f"), cell(limit, ".2f")
+        rows.append([", ".join(row["without"]) or "-", row["label"], *figures, cell(row["miss_rate"], ".1%")])
+    return "\n".join([*table(rows, left=2), f"profile {report['profile']}, {report['machine']}"])
+
+
 def _check(profile: Profile, variants: Sequence[Variant], images: int, transport: str, time_scale: float) -> None:
     check_range("images", images, 1, MAX_SCENES)
     check_range("time-scale", time_scale, 0.01, 100)
@@ -88,6 +133,11 @@ def _check(profile: Profile, variants: Sequence[Variant], images: int, transport
         raise BenchError(
             f"profile {profile.name} runs the models at this machine's speed, which no time-scale changes; leave "
             "--time-scale out, or use a profile with draft_ms and target_ms"
+        )
+    if transport == "process" and profile.paced:
+        raise BenchError(
+            f"profile {profile.name} holds the models to given times, which a verifier of its own process cannot be; "
+            "use --transport local, or a profile at this machine's speed"
         )
     if transport not in TRANSPORTS:
         raise BenchError(f"unknown transport {transport!r}; choose from {', '.join(TRANSPORTS)}")

@@ -6,6 +6,7 @@ Times are those of the profile's clock: what was measured, divided by the factor
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
 from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
-from dsd_lab.report import CODE, BenchError, Row, cell, header, rounded, table
-from dsd_ros.decoding.modes import Proof
+from dsd_lab.report import CODE, BenchError, Row, cell, geometric, header, ratio, rounded, table
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 
@@ -103,6 +104,8 @@ def make_report(
         },
         "draft_ms": _ms(profile.draft_s),
         "target_ms": _ms(profile.target_s),
+        "times": None if profile.times is None else dataclasses.asdict(profile.times),
+        "limit": _limit(rows, profile),
         "exact": not differences,
         "differences": differences,
         "notes": notes,
@@ -127,6 +130,22 @@ def render(report: dict[str, Any]) -> str:
 def pictures(report: dict[str, Any]) -> str:
     """How many pictures there were, in words."""
     return f"{report['images']} picture" + ("s" if report["images"] != 1 else "")
+
+
+def _limit(rows: Sequence[Row], profile: Profile) -> Row | None:
+    """What no method that drafts sequences beats on this profile (``theory.sequence_limit``); None if unpaced."""
+    drafted = next((row for row in rows if row["mode"] == "dsd" and row["draft_length"]), None)
+    if profile.times is None or drafted is None:
+        return None
+    times, n = profile.times, drafted["tokens_per_reply"]
+    prefill, t_c = times.target_prefill_s or times.target_s, (profile.link.delay_up_s + profile.link.delay_down_s) / 2
+    alpha = theory.alpha_of(tau=drafted["tau"], gamma=drafted["draft_length"])
+    gamma, seconds = theory.sequence_limit(
+        n=n, alpha=alpha, t_p=times.draft_s, t_q=times.target_s, t_c=t_c, prefill=prefill, longest=MAX_DRAFT_LENGTH
+    )
+    alone = prefill + 2 * t_c + n * times.target_s
+    figures = {"alpha": alpha, "seconds": seconds, "alone_seconds": alone, "speedup": alone / seconds}
+    return {"draft_length": gamma} | {name: rounded(value) for name, value in figures.items()}
 
 
 def _clock_note(profile: Profile, time_scale: float) -> str:
@@ -185,6 +204,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
         "settings": variant.settings,
         "own": dict(variant.own),
         "seconds_per_reply": rounded(statistics.fmean(seconds)),
+        "seconds_interval": ratio(seconds),
         **_speedup(replies, baseline),
         "tokens_per_second": rounded(tokens / sum(seconds)),
         "tokens_per_reply": rounded(tokens / len(replies)),
@@ -227,11 +247,15 @@ def _link_delay(replies: Sequence[DecodedReply], drafts: bool, scale: float) -> 
 
 
 def _speedup(replies: Sequence[DecodedReply], baseline: Measured | None) -> Row:
-    """Over ar on the same picture: geometric mean and standard deviation over the pictures."""
+    """Over ar on the same picture: geometric mean, its interval, and standard deviation over the pictures."""
     if baseline is None:
-        return {"speedup": None, "speedup_spread": None}
+        return {"speedup": None, "speedup_spread": None, "speedup_interval": None}
     ratios = [slow.seconds / max(fast.seconds, 1e-9) for slow, fast in zip(baseline.replies, replies, strict=True)]
-    return {"speedup": rounded(statistics.geometric_mean(ratios)), "speedup_spread": rounded(statistics.pstdev(ratios))}
+    return {
+        "speedup": rounded(statistics.geometric_mean(ratios)),
+        "speedup_spread": rounded(statistics.pstdev(ratios)),
+        "speedup_interval": geometric(ratios),
+    }
 
 
 def _theory(row: Row, gamma: float, t_p: float | None, t_q: float | None, t_c: float | None, t_r: float | None) -> Row:

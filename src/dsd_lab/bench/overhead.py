@@ -121,9 +121,8 @@ def _local(target: str) -> Iterator[Channel]:
 
 
 @contextmanager
-def _websocket(target: str) -> Iterator[Channel]:
-    from dsd_ros.wire.websocket import WebsocketChannel
-
+def verifier_process(target: str) -> Iterator[str]:
+    """The address of a verifier of its own process, on loopback."""
     lines: queue.Queue[str] = queue.Queue()
     with ProcessGroup(lambda _, line: lines.put(line)) as group:
         command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", target]
@@ -136,8 +135,15 @@ def _websocket(target: str) -> Iterator[Channel]:
                 printed += lines.get(timeout=0.2) + "\n"
             except queue.Empty:
                 continue
-        with WebsocketChannel(address.group()) as channel:
-            yield channel
+        yield address.group()
+
+
+@contextmanager
+def _websocket(target: str) -> Iterator[Channel]:
+    from dsd_ros.wire.websocket import WebsocketChannel
+
+    with verifier_process(target) as url, WebsocketChannel(url) as channel:
+        yield channel
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,11 @@ from dsd_lab.links.emulation import LinkProfile
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.paths import config_directory
 
-_NUMBERS = ("delay_ms", "delay_up_ms", "delay_down_ms", "jitter_ms", "up_mbps", "down_mbps", "draft_ms", "target_ms")
+_LINK = ("delay_ms", "delay_up_ms", "delay_down_ms", "jitter_ms", "up_mbps", "down_mbps")
+_TIMES = ("draft_ms", "target_ms", "draft_prefill_ms", "target_prefill_ms", "exit_ms")
+_GROWTHS = ("batch_growth", "thread_growth")
+_NUMBERS = (*_LINK, *_TIMES, *_GROWTHS)
+ASSUMPTIONS = ("prefill", "exits", "batch", "threads")  # what a profile's times hold beyond T_p and T_q
 _KEYS = ("summary", "gamma", *_NUMBERS)
 
 Curve = tuple[tuple[float, float], ...]  # (sequences in a pass, what the pass takes), ascending, the first of one
@@ -36,6 +41,37 @@ class ProfileError(ValueError):
 
 
 @dataclass(frozen=True)
+class Times:
+    """What the models of two machines take, in seconds."""
+
+    draft_s: float  # T_p, one forward
+    target_s: float  # T_q
+    draft_prefill_s: float | None = None  # a prompt; None: as one forward
+    target_prefill_s: float | None = None
+    exit_s: float = 0.0  # an early exit, added to the target's forward
+    batch_growth: float = 0.0  # how much longer the draft's forward over eight takes, as a share
+    thread_growth: float = 0.0  # how much longer it takes beside each other forward of the draft, as a share
+
+    def stretched(self, factor: float) -> Times:
+        """Every time multiplied by ``factor``."""
+        values = dataclasses.asdict(self)
+        return Times(**{n: v if v is None or n.endswith("growth") else v * factor for n, v in values.items()})
+
+    def without(self, *assumptions: str) -> Times:
+        """The same with these of ASSUMPTIONS left out: a prompt like any forward, the others without a cost."""
+        free: dict[str, dict[str, float | None]] = {
+            "prefill": {"draft_prefill_s": None, "target_prefill_s": None},
+            "exits": {"exit_s": 0.0},
+            "batch": {"batch_growth": 0.0},
+            "threads": {"thread_growth": 0.0},
+        }
+        for name in assumptions:
+            if name not in free:
+                raise ProfileError(f"there is no assumption {name!r}; name some of {', '.join(ASSUMPTIONS)}")
+        return dataclasses.replace(self, **{k: v for name in assumptions for k, v in free[name].items()})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
 class Profile:
     """A link, and the machines at its ends where their times are given."""
 
@@ -43,18 +79,35 @@ class Profile:
     summary: str
     link: LinkProfile
     gamma: int
-    draft_s: float | None = None  # T_p, one forward; None: at the speed of this machine
-    target_s: float | None = None  # T_q; given where draft_s is
+    times: Times | None = None  # None: at the speed of this machine
 
     @property
     def paced(self) -> bool:
         """Whether the models' forwards are held to given times."""
-        return self.target_s is not None
+        return self.times is not None
+
+    @property
+    def draft_s(self) -> float | None:
+        """T_p."""
+        return None if self.times is None else self.times.draft_s
+
+    @property
+    def target_s(self) -> float | None:
+        """T_q."""
+        return None if self.times is None else self.times.target_s
 
     def stretched(self, factor: float) -> Profile:
         """The same profile with every time multiplied by ``factor``, and the rates divided by it."""
-        times = (None if time is None else time * factor for time in (self.draft_s, self.target_s))
-        return Profile(self.name, self.summary, self.link.stretched(factor), self.gamma, *times)
+        times = None if self.times is None else self.times.stretched(factor)
+        return dataclasses.replace(self, link=self.link.stretched(factor), times=times)
+
+    def without(self, *assumptions: str) -> Profile:
+        """The same profile with some of ASSUMPTIONS left out; ProfileError."""
+        if not assumptions:
+            return self
+        if self.times is None:
+            raise ProfileError(f"profile {self.name} gives no times of models, so there is nothing to leave out")
+        return dataclasses.replace(self, times=self.times.without(*assumptions))
 
 
 def load_profiles(path: Path | None = None) -> dict[str, Profile]:
@@ -85,7 +138,7 @@ def _profile(name: str, values: Any) -> Profile:
             raise ProfileError(f"profile {name} has an unknown setting {key!r}; use {', '.join(_KEYS)}")
         if key in _NUMBERS and not _is_number(value):
             raise ProfileError(f"{key} of profile {name} is {value!r}; give a number from 0")
-        if key in ("draft_ms", "target_ms") and not 0.0 < value <= 60_000:
+        if key in _TIMES[:4] and not 0.0 < value <= 60_000:
             raise ProfileError(f"{key} of profile {name} is {value}; use 0 to 60000 ms")
     ways = values.keys() & {"delay_up_ms", "delay_down_ms"}
     if ("delay_ms" in values) == bool(ways):
@@ -94,6 +147,8 @@ def _profile(name: str, values: Any) -> Profile:
         raise ProfileError(f"profile {name} needs both delay_up_ms and delay_down_ms")
     if ("draft_ms" in values) != ("target_ms" in values):
         raise ProfileError(f"profile {name} needs both draft_ms and target_ms, or neither")
+    if "draft_ms" not in values and (lost := values.keys() & {*_TIMES, *_GROWTHS}):
+        raise ProfileError(f"profile {name} has {min(lost)} without draft_ms and target_ms; give them too")
     gamma = values.get("gamma", 4)
     if not isinstance(gamma, int) or isinstance(gamma, bool) or not 1 <= gamma <= MAX_DRAFT_LENGTH:
         raise ProfileError(f"gamma of profile {name} is {gamma!r}; use 1 to {MAX_DRAFT_LENGTH}")
@@ -103,8 +158,11 @@ def _profile(name: str, values: Any) -> Profile:
         link = LinkProfile(*delays, 1e6 * values.get("up_mbps", 0), 1e6 * values.get("down_mbps", 0))
     except ValueError as error:
         raise ProfileError(f"profile {name} is out of bounds: {error}") from error
-    draft_s, target_s = (1e-3 * values[key] if key in values else None for key in ("draft_ms", "target_ms"))
-    return Profile(name, str(values.get("summary", "")), link, gamma, draft_s, target_s)
+    times = None
+    if "draft_ms" in values:
+        seconds = {f"{key.removesuffix('_ms')}_s": 1e-3 * values[key] for key in _TIMES if key in values}
+        times = Times(**seconds, **{key: values[key] for key in _GROWTHS if key in values})
+    return Profile(name, str(values.get("summary", "")), link, gamma, times)
 
 
 def _is_number(value: Any) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from dsd_lab.bench import scenes as ask
-from dsd_lab.bench.pace import Pace, paced
-from dsd_lab.bench.scenes import BATCH_GROWTH, Scene, held_out_scenes, text_scenes
+from dsd_lab.bench.pace import hold, paced
+from dsd_lab.bench.scenes import Scene, held_out_scenes, text_scenes
 from dsd_lab.bench.wire_report import ALONE, PAIR, Contender, Distances, WireSetting, computed_seconds, make_report
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
@@ -66,8 +66,7 @@ def measure_wire(
                     one.counted.append(decode(one, number, draw, LocalChannel(engine)))
         distances = _distances(contenders, robot, cloud, scenes)
         if setting.profile is not None:
-            assert setting.profile.draft_s is not None and setting.profile.target_s is not None
-            robot.pace, cloud.pace = Pace(setting.profile.draft_s, BATCH_GROWTH), Pace(setting.profile.target_s)
+            hold(robot, cloud, setting.profile)
         for uplink in setting.uplinks:
             longest = {id(c): max(computed_seconds(c, r, setting, uplink) for r in c.counted) for c in contenders}
             bearable = [one for one in contenders if longest[id(one)] <= setting.longest_s]

@@ -416,10 +416,12 @@ def computed_seconds(one: Contender, reply: DecodedReply, setting: WireSetting, 
     link, profile = setting.link(rate), setting.profile
     trips = reply.rounds if one.proof != ALONE else 1
     models = reply.seconds
-    if profile is not None and profile.draft_s is not None and profile.target_s is not None:
+    if profile is not None and (times := profile.times) is not None:
         depth = sum(record.depth or record.drafted for record in reply.records)
         passes = trips if one.proof != ALONE else len(reply.tokens)
-        models = depth * profile.draft_s + passes * profile.target_s
+        # Both sides read the prompt at the same time.
+        read = max(times.target_prefill_s or 0.0, 0.0 if one.proof == ALONE else times.draft_prefill_s or 0.0)
+        models = read + depth * times.draft_s + passes * times.target_s
     up, down = 8 * reply.bytes_up / link.rate_up_bps, 8 * reply.bytes_down / link.rate_down_bps
     busy = max(models, down) if one.proof == ALONE else models + down
     return busy + up + 2 * trips * setting.delay_s

@@ -121,7 +121,15 @@ class BenchModesArguments:
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
     )
-    transport: str = flag("local", "what carries the emulated link", choices=("local", "websocket"))
+    transport: str = flag(
+        "local",
+        "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
+        "transformers' own generate is timed as well",
+        choices=("local", "websocket", "process"),
+    )
+    without: str = flag(
+        "", "leave these of the profile's times out: prefill, exits, batch, threads", metavar="ASSUMPTION,..."
+    )
     decoding: ModesDecoding = part(ModesDecoding)
     draft: str = model_option("draft")
     target: str = model_option("target")
@@ -144,7 +152,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
     from dsd_lab.plotting import check_plot
 
-    profile = load_profile(args.profile)
+    profile = load_profile(args.profile).without(*filter(None, args.without.split(",")))
     if args.plot is not None:
         check_plot(args.plot)
     common = _given(args.decoding)
@@ -175,6 +183,44 @@ def _text_models(args: Any) -> dict[str, Any]:
         raise ValueError("--model and --target both name the target; leave one out")
     draft, target = text_models(args.draft, "" if args.model == "text" else args.model)
     return {"draft": draft, "target": target}
+
+
+@arguments
+class BenchAssumptionsArguments:
+    profile: str = flag("go2-a100", "one of config/profiles.yaml that gives the models' times")
+    modes: str = flag("ar,dsd,fsd,auto", "as in bench modes")
+    images: int = flag(4, "pictures")
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
+    )
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    json: Path | None = json_option()
+
+
+@command.command
+def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -> int:
+    """How much each assumption of a profile matters.
+
+    `dsd-lab bench modes` with all of a profile's times; without the cost of prompts, of exits, of batches and of
+    threads, one after the other; and without any of them. Prints the speed-up over mode ar under the same assumptions.
+    """
+    from dsd_lab.bench.modes import measure_assumptions, render_assumptions
+    from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.sweeps import parse_modes
+
+    profile = load_profile(args.profile)
+    with Progress() as bar:
+        report = measure_assumptions(
+            profile,
+            parse_modes(args.modes, {}, profile.gamma),
+            args.images,
+            **_models(args),
+            time_scale=args.time_scale,
+            progress=lambda done, total, variant, reply: bar.to(done / total, _said(variant.label, reply)),
+        )
+    _finish(report, render_assumptions(report), args)
+    return EXIT_DONE
 
 
 @arguments

@@ -84,6 +84,38 @@ def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
     return n / tau * t_q + 2 * t_c
 
 
+def expected_tokens(*, alpha: float, gamma: float) -> float:
+    """tau of drafts of ``gamma`` tokens, each accepted with ``alpha``: ``(1 - alpha^(gamma+1)) / (1 - alpha)``."""
+    check_shares(alpha=alpha)
+    return gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+
+
+def alpha_of(*, tau: float, gamma: float) -> float:
+    """The acceptance of a token with which drafts of ``gamma`` tokens gain ``tau``."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(alpha=middle, gamma=gamma) < tau else (low, middle)
+    return low
+
+
+def sequence_limit(
+    *, n: float, alpha: float, t_p: float, t_q: float, t_c: float, prefill: float, longest: int
+) -> tuple[int, float]:
+    """(draft length, seconds) that no method which drafts sequences beats: nothing waits but the prompt and one trip.
+
+    ``prefill + 2 t_c + n / tau(gamma) max(t_q, gamma t_p)`` at the best gamma up to ``longest``: passes of the target
+    one after the other, each as long as its draft takes if that is longer.
+    """
+    check_amounts(n=n, t_p=t_p, t_q=t_q, t_c=t_c, prefill=prefill)
+    found = {
+        gamma: prefill + 2 * t_c + n / expected_tokens(alpha=alpha, gamma=gamma) * max(t_q, gamma * t_p)
+        for gamma in range(1, longest + 1)
+    }
+    best = min(found, key=found.__getitem__)
+    return best, found[best]
+
+
 def fsd_speedup(*, gamma: int, c: float, r: float) -> float:
     """Pre-drafting over plain speculative decoding, link and hits free: ``(gamma c + 1) / (r gamma c + 1)`` (9)."""
     check_amounts(c=c)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 
 import pytest
@@ -15,7 +16,7 @@ from tiny_models import make_tiny_model
 from dsd_lab.bench import modes
 from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.modes_report import Measured, draw, make_report, render
-from dsd_lab.bench.profiles import load_profile
+from dsd_lab.bench.profiles import ASSUMPTIONS, load_profile
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.bench import ModesDecoding
 from dsd_lab.report import BenchError
@@ -61,7 +62,8 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     ar, dsd_row, fsd, guesses = report["rows"]
     assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
     assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
-    assert dsd_row["settings"] == {"proof": "preset", "shape": "preset", "draft_length": 4}
+    own = {"proof": "preset", "shape": "preset", "draft_length": 4, "draft_source": "model"}
+    assert dsd_row["settings"] == own
     assert dsd_row["miss_rate"] is None
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
     assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
@@ -95,6 +97,41 @@ def test_a_real_websocket_under_the_emulated_link(pair):
     variants = parse_modes("ar fsd:pipeline_depth=2", {"max_tokens": 8})
     report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], transport="websocket")
     assert report["exact"] and report["transport"] == "websocket"
+
+
+def test_a_verifier_of_its_own_process_at_real_speed(pair, capsys, tmp_path):
+    """Each side on a core; transformers' generate says the same tokens; figures from the third reply on."""
+    before, file = os.sched_getaffinity(0), tmp_path / "real.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "modes", *pair, "--profile", "wifi6-lan", "--transport", "process", "--images", "3",
+        "--max-tokens", "8", "--modes", "ar dsd", "--json", file,
+    )  # fmt: skip
+    assert code == 0, out + err
+    report = json.loads(file.read_text())
+    assert report["exact"] and report["generate"]["same_tokens"] and report["generate"]["of"] == 3
+    assert len(report["cores"]) == min(2, len(before) // 2 * 2) and os.sched_getaffinity(0) == before
+    ar, dsd_row = (row["settled"] for row in report["rows"])
+    assert ar["over_ar"]["value"] == 1.0 and dsd_row["over_ar"]["value"] > 0
+    assert dsd_row["seconds"]["of"] == 1 and dsd_row["over_generate"]["value"] > 0
+    assert report["limit"] is None and report["rows"][1]["link_delay_ms"] >= 2
+
+
+def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path):
+    file = tmp_path / "assumptions.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "assumptions", *pair, "--modes", "ar,dsd", "--images", "1",
+        "--time-scale", "0.02", "--json", file,
+    )  # fmt: skip
+    assert code == 0, out + err
+    report = json.loads(file.read_text())
+    assert report["bench"] == "assumptions" and report["times"]["thread_growth"] == 1.0
+    left_out = [tuple(row["without"]) for row in report["rows"]]
+    assert left_out[::2] == [(), ("prefill",), ("exits",), ("batch",), ("threads",), ASSUMPTIONS]
+    limits = {tuple(row["without"]): row["limit"] for row in report["rows"]}
+    # With prompts for free, the target's passes are a larger part of what is left.
+    assert (
+        limits["prefill",]["seconds"] < limits[()]["seconds"] and limits["prefill",]["speedup"] > limits[()]["speedup"]
+    )
 
 
 def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
@@ -215,6 +252,9 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--time-scale", "0"], "time-scale is 0"),
         (["--time-scale", "nan"], "time-scale is nan"),
         (["--profile", "lte", "--time-scale", "0.5"], "no time-scale changes"),
+        (["--transport", "process"], "which a verifier of its own process cannot be"),
+        (["--without", "tea"], "there is no assumption 'tea'"),
+        (["--profile", "lte", "--without", "exits"], "nothing to leave out"),
         (["--transport", "pigeon"], "invalid value 'pigeon' for --transport"),
         (["--plot", "plot.jpeg2"], "is no picture file"),
         (["--plot", "no/such/place/plot.png"], "no directory"),

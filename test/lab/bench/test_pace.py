@@ -10,7 +10,8 @@ import torch
 
 from dsd_lab.bench import pace as pace_module
 from dsd_lab.bench.pace import Pace, paced
-from dsd_ros.vlm.sequence import next_logits_together
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.sequence import PromptChunk, TreeCheck, next_logits_together, verify_trees_together
 
 INSTRUCTION = "find the silver bottle"
 
@@ -53,7 +54,9 @@ def test_a_batch_takes_longer_as_it_grows():
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
-@pytest.mark.parametrize("name", ["forward_seconds", "batch_growth"])
+@pytest.mark.parametrize(
+    "name", ["forward_seconds", "batch_growth", "prefill_seconds", "exit_seconds", "thread_growth"]
+)
 def test_values_out_of_place_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         Pace(**{"forward_seconds": 1.0, name: value})
@@ -73,6 +76,58 @@ def test_every_pass_lasts_as_long_as_its_pace(slow_model, picture, clock):
         other.append([token])
     next_logits_together(others)
     assert clock.now == pytest.approx(101.8 + 0.6 * 1.15)
+
+
+def test_a_prompt_has_a_time_of_its_own(model, picture, clock):
+    held = paced(model, Pace(0.6, batch_growth=0.7, prefill_seconds=5.0))
+    one, other = held.prefill(picture(), INSTRUCTION), held.open(picture(1), INSTRUCTION)
+    assert clock.now == pytest.approx(105.0)
+    one.append([3])
+    verify_trees_together([TreeCheck(one, [4], [-1]), TreeCheck(other, [], [])])  # a round and a prompt in one pass
+    assert clock.now == pytest.approx(105.0 + 0.6 + 5.0)
+    part = held.open(picture(2), INSTRUCTION)
+    for count in (4, 10_000):  # a prompt in two parts costs its time once, and a pass for the first part
+        verify_trees_together([TreeCheck(one, [5], [-1])], chunks=[PromptChunk(part, count)])
+        one.keep_path([])
+    assert clock.now == pytest.approx(110.6 + 0.6 * 1.1 + 0.6 + 5.0)
+
+
+def test_an_exit_adds_its_cost_to_the_pass_that_it_listens_to(model, picture, clock):
+    model.exits = ExitAdapters.untrained(model)
+    try:
+        held = paced(model, Pace(0.6, exit_seconds=0.25))
+    finally:
+        model.exits = None
+    sequence = held.prefill(picture(), INSTRUCTION)
+    began, layers, heard = clock.now, held.num_layers, []
+
+    def listen(layer, hidden):
+        if layer + 1 < layers:
+            heard.append(clock.now - began)
+            held.exits.logits(held, layer + 1, hidden)
+            heard.append(clock.now - began)
+
+    sequence.verify([4, 5], listen)
+    assert heard[:2] == pytest.approx([0.6 / layers, 0.6 / layers + 0.25])
+    assert clock.now - began == pytest.approx(0.6 + 0.25 * (layers - 1))
+
+
+def test_passes_side_by_side_slow_each_other_down(model, picture, clock):
+    held = paced(model, Pace(0.6, thread_growth=0.5))
+    first, second = held.prefill(picture(), INSTRUCTION), held.prefill(picture(1), INSTRUCTION)
+    began, lasted = clock.now, []
+
+    def another(layer, hidden):
+        if layer == 0:  # while the first pass is under way
+            before = clock.now
+            second.verify([4])
+            lasted.append(clock.now - before)
+
+    first.verify([4, 5], another)
+    assert lasted == pytest.approx([0.9])
+    before = clock.now
+    first.verify([6])
+    assert clock.now - before == pytest.approx(0.6) and clock.now > began
 
 
 def test_layer_hooks_see_the_paced_clock(slow_model, picture, clock):

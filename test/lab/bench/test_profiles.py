@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from dsd_lab.bench.profiles import ProfileError, load_profile, load_profiles
+from dsd_lab.bench.profiles import ProfileError, Times, load_profile, load_profiles
 
 NAMED = ("loopback", "wifi6-lan", "go2-a100", "jetson-nano-a100", "rtx-a100", "lte", "satellite-300ms")
 
@@ -41,6 +43,24 @@ def test_stretching_multiplies_every_time():
     assert not load_profile("lte").stretched(2).paced
 
 
+def test_what_is_assumed_beyond_the_papers_times_can_be_left_out():
+    profile = load_profile("go2-a100")
+    times = profile.times
+    assert times.draft_prefill_s > 10 * times.draft_s and times.target_prefill_s > times.target_s
+    assert 0 < times.exit_s < 0.1 * times.target_s and times.batch_growth == 0.15 and times.thread_growth == 1.0
+    quick = profile.stretched(0.5).times
+    assert (quick.exit_s, quick.draft_prefill_s) == (times.exit_s / 2, times.draft_prefill_s / 2)
+    assert (quick.batch_growth, quick.thread_growth) == (times.batch_growth, times.thread_growth)
+    bare = profile.without("prefill", "exits", "batch", "threads").times
+    assert bare == Times(times.draft_s, times.target_s)
+    assert profile.without("exits").times == dataclasses.replace(times, exit_s=0.0)
+    assert profile.without() == profile
+    with pytest.raises(ProfileError, match="no assumption 'link'; name some of prefill, exits"):
+        profile.without("link")
+    with pytest.raises(ProfileError, match="lte gives no times"):
+        load_profile("lte").without("exits")
+
+
 def test_an_unknown_profile_error_lists_the_profiles():
     with pytest.raises(ProfileError, match="unknown profile 'mars'.*go2-a100"):
         load_profile("mars")
@@ -62,6 +82,9 @@ def test_an_unknown_profile_error_lists_the_profiles():
         ("a: {delay_up_ms: 1}", "needs both delay_up_ms"),
         ("a: {delay_ms: 1, draft_ms: 1}", "needs both draft_ms"),
         ("a: {delay_ms: 1, draft_ms: 0, target_ms: 1}", "draft_ms of profile a is 0"),
+        ("a: {delay_ms: 1, exit_ms: 1}", "has exit_ms without draft_ms"),
+        ("a: {delay_ms: 1, draft_ms: 1, target_ms: 1, draft_prefill_ms: 0}", "draft_prefill_ms of profile a is 0"),
+        ("a: {delay_ms: 1, draft_ms: 1, target_ms: 1, thread_growth: -1}", "thread_growth of profile a is -1"),
         ("a: {delay_ms: 1, gamma: 0}", "gamma of profile a"),
         ("a: {delay_ms: 1, gamma: 2.5}", "gamma of profile a"),
         ("a: {delay_ms: 1, up_mbps: 0.0001}", "rate_up_bps"),

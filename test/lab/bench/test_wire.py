@@ -283,11 +283,11 @@ def test_seconds_are_computed_with_a_profiles_models(text_pair, capsys, tmp_path
     alone, coupled = json.loads((tmp_path / "w").read_text())["rows"]
     assert alone["computed_at"] == coupled["computed_at"] == ["100"]
     profile = load_profile("go2-a100")
-    assert profile.draft_s is not None and profile.target_s is not None
-    base = alone["tokens_per_reply"] * profile.target_s
+    times = profile.times
+    base = times.target_prefill_s + alone["tokens_per_reply"] * profile.target_s
     assert base + 0.04 <= alone["seconds_per_reply"]["100"] < base + 0.05
     rounds = coupled["tokens_per_reply"] / coupled["tau"]
-    least = rounds * (profile.target_s + 0.04)
+    least = max(times.target_prefill_s, times.draft_prefill_s) + rounds * (profile.target_s + 0.04)
     most = least + rounds * 4 * profile.draft_s
     assert least < coupled["seconds_per_reply"]["100"] < most + 0.01
 

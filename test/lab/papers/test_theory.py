@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from dsd_lab.cli.main import main
+from dsd_lab.papers import theory
 from dsd_lab.papers.plots import speedups
 from dsd_lab.papers.theory import (
     PRICES,
@@ -45,6 +46,20 @@ def test_table_1_cell_for_cell(prices, row):
     assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
     assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
     assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
+
+
+def test_no_method_that_drafts_sequences_beats_the_limit():
+    """Dearer drafts, a longer link and a costly prompt raise it; alpha is found back from tau."""
+    for alpha in (0.0, 0.5, 0.88, 1.0):
+        tau = theory.expected_tokens(alpha=alpha, gamma=4)
+        assert theory.alpha_of(tau=tau, gamma=4) == pytest.approx(alpha, abs=1e-6)
+    known = {"n": 36, "alpha": 0.88, "t_p": 0.072, "t_q": 0.62, "t_c": 0.12, "prefill": 0.795, "longest": 64}
+    gamma, seconds = theory.sequence_limit(**known)
+    assert gamma == 9  # a little longer to draft than a pass of the target takes, for a tau of 6.0
+    assert seconds == pytest.approx(0.795 + 0.24 + 36 * 0.12 / (1 - 0.88**10) * 9 * 0.072, rel=1e-6)
+    for name, more in (("t_p", 0.2), ("t_c", 0.5), ("prefill", 2.0), ("t_q", 0.9)):
+        assert theory.sequence_limit(**known | {name: more})[1] > seconds
+    assert theory.sequence_limit(**known | {"alpha": 0.95})[1] < seconds
 
 
 def test_cost_of_other_prices_and_shapes():

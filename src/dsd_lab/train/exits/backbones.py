@@ -64,8 +64,8 @@ class Backbone:
 
     reads_images = False
 
-    def __init__(self, hf: Any, directory: Path, fingerprint: str) -> None:
-        self.hf, self.directory, self.fingerprint = hf, directory, fingerprint
+    def __init__(self, hf: Any, directory: Path, fingerprint: str, tokenizer: Any) -> None:
+        self.hf, self.directory, self.fingerprint, self.tokenizer = hf, directory, fingerprint, tokenizer
         text = hf.config.get_text_config()
         self.hidden_size: int = text.hidden_size
         self.num_layers: int = text.num_hidden_layers
@@ -80,9 +80,7 @@ class Backbone:
 
         if directory.suffix == ".gguf":
             hf, tokenizer = read_gguf(directory, ModelSettings(str(directory), dtype=dtype))
-            found = cls(hf.to(device), directory, file_fingerprint(directory))
-            found.tokenizer = tokenizer
-            return found
+            return cls(hf.to(device), directory, file_fingerprint(directory), tokenizer)
         options = {"use_safetensors": True, "local_files_only": True}
         try:
             hf: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=getattr(torch, dtype), **options)
@@ -92,11 +90,7 @@ class Backbone:
             raise ModelError(f"the model in {directory} cannot be loaded: {reason}") from error
         if not all(hasattr(hf.model, name) for name in ("layers", "norm")):
             raise ModelError(f"{directory} holds no Llama-shaped model: it lacks layers or norm")
-        found = cls(hf.eval().requires_grad_(False).to(device), directory, model_fingerprint(directory))
-        found.tokenizer = tokenizer
-        return found
-
-    tokenizer: Any
+        return cls(hf.eval().requires_grad_(False).to(device), directory, model_fingerprint(directory), tokenizer)
 
     @property
     def device(self) -> torch.device:
@@ -139,8 +133,8 @@ class VlmBackbone(Backbone):
     reads_images = True
 
     def __init__(self, model: VisionLanguageModel, directory: Path) -> None:
-        super().__init__(model.hf, directory, model.fingerprint)
-        self.model, self.tokenizer = model, model.tokenizer
+        super().__init__(model.hf, directory, model.fingerprint, model.tokenizer)
+        self.model = model
         self.known_tokens = model.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def head(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:

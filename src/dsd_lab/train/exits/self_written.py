@@ -34,11 +34,10 @@ def self_written_examples(
     Each block has a file in the cache, so that an interrupted run continues; equal seeds write equal blocks.
     """
     written: list[Example] = []
-    blocks = -(-count // BLOCK)
-    for block in range(blocks):
+    for block in range(-(-count // BLOCK)):
         path = cache / backbone.fingerprint / f"written-{seed}-{block}.json"
         if not path.exists():
-            report(f"the model writes conversations {block * BLOCK} to {(block + 1) * BLOCK}", block / blocks)
+            report(f"the model writes conversations {block * BLOCK} to {(block + 1) * BLOCK}", block * BLOCK / count)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, [[example.ids, example.reply[0]] for example in _write(backbone, [seed, block])])
         written += [Example(ids, list(range(first, len(ids)))) for ids, first in json.loads(path.read_text())]
@@ -63,14 +62,13 @@ def _write(backbone: Backbone, seed: list[int]) -> Iterator[Example]:
     while alive:
         logits = backbone.hf(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         drawn = torch.multinomial(transform(logits, _SAMPLING), 1, generator=generator)[:, 0].tolist()
-        best = logits.argmax(-1).tolist()
         kept = []
         for place, row in enumerate(alive):
             text = rows[row]
             if not replies[row] and drawn[place] == between[0]:
                 replies[row] = len(text) + len(between)
             first = replies[row]
-            token = best[place] if first and row % 2 == 0 else drawn[place]
+            token = int(logits[place].argmax()) if first and row % 2 == 0 else drawn[place]
             text.append(between[len(text) - first] if len(text) < first else token)
             most = first + REPLY_TOKENS if first else len(before) + QUESTION_TOKENS
             if len(text) < most and not (0 < first < len(text) and token == between[0]):

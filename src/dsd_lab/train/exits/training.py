@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from dsd_lab.report import render_template
+from dsd_lab.report import header, render_template
 from dsd_lab.train.exits.backbones import (
     Backbone,
     Examples,
@@ -74,7 +74,8 @@ def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[st
         folder, backbone.fingerprint, backbone.hidden_size, backbone.num_layers, torch.float32, backbone.device
     )
     assert loaded is not None
-    result = measure(backbone, loaded, HiddenStates(held, loaded.layers)) | figures
+    measured = measure(backbone, loaded, HiddenStates(held, loaded.layers)) | figures
+    result = header("exits", ("dsd_lab/train/exits", "dsd_ros/vlm"), target=backbone.directory) | measured
     result |= {"data": data, "train_examples": len(train), "seed": settings.seed}
     (folder / "exits.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     write_card(folder / "README.md", result)

@@ -387,6 +387,23 @@ def test_a_robot_alone_never_waits_and_equals_do_not_wait_for_each_other():
     assert worker.order.count("b") == 20
 
 
+@pytest.mark.parametrize(("kind", "together"), [("round", ["a3", "h3"]), ("picture", ["a3"])])
+def test_courtesy_keeps_no_round_out_of_a_pass_that_runs_anyway(kind, together):
+    """One that has used more waits for another's next turn, but not while that runs; a long turn waits all the same."""
+    now = [0.0]
+    queue: TurnQueue[str] = TurnQueue(10, clock=lambda: now[0])
+    turns = ("a1", "round", 0.003), ("h1", "picture", 0.1), ("h2", "round", 0.003), ("a2", "round", 0.003)
+    for turn, of_kind, seconds in turns:
+        queue.put(turn[0], turn, kind=of_kind)
+        assert queue.ready() == [turn]
+        now[0] += seconds
+    assert queue.ready(8, 0.0) == []
+    now[0] += 0.0005
+    queue.put("a", "a3", kind="round")
+    queue.put("h", "h3", kind=kind)
+    assert queue.ready(8, 0.0) == together
+
+
 def test_urgent_turns_do_not_starve_the_others():
     worker = Worker()
     worker.put("flood", *[1] * 5000, urgent=True)

@@ -289,16 +289,18 @@ class TurnQueue(Generic[T]):
         """The next turns; if there are none, how long the first of those that wait does so out of courtesy, s."""
         ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
         order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
-        shortest, weight, owners = math.inf, 0, 0
+        shortest, longest, weight, owners = math.inf, 0.0, 0, 0
         found: list[tuple[dict[Path, deque[_Waiting[T]]], Path]] = []
         self._were_awaited, self._awaited = self._awaited, set()
         for lanes in order:
             free = [path for path, lane in lanes.items() if path[-1] not in self._held and not lane[0].raw]
             for path in sorted(free, key=self._used) if len(free) > 1 else free:
-                if courteous and (wait := self._courtesy(lanes, path)) > 0.0:
+                lane = lanes[path]
+                cost = self._chains[path][1].costs.get(lane[0].kind, 0.0)  # the widest account has the longest costs
+                # A turn hardly longer than one that is taken anyway shares the worker with it.
+                if courteous and cost > 2 * longest and (wait := self._courtesy(path, lane[0].kind, cost)) > 0.0:
                     shortest = min(shortest, wait)
                     continue
-                lane = lanes[path]
                 joined = limit > 1 and lane[0].joins and len(lane) > 1 and lane[1].kind == lane[0].joins
                 if found and weight + lane[0].weight > max_weight:
                     continue
@@ -306,7 +308,7 @@ class TurnQueue(Generic[T]):
                     if turn is lane[0] or weight + turn.weight <= max_weight:
                         weight += turn.weight
                         found.append((lanes, path))
-                owners += 1
+                owners, longest = owners + 1, max(longest, cost)
                 if owners == limit:
                     return 0.0, found
         return shortest, found
@@ -396,17 +398,16 @@ class TurnQueue(Generic[T]):
             account.ended = now
             account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
 
-    def _courtesy(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> float:
+    def _courtesy(self, path: Path, kind: str, longest: float) -> float:
         """How long a turn waits although the worker is free, s.
 
         A turn cannot be interrupted. So one that is known to be long lets those go first that are behind in time used
         and paused briefly before their last turn: their next turn is on its way. Otherwise each of their turns would
         wait for a long one. They are charged the time that it waits, see ``_charge_idle_time``.
         """
-        kind, wait = lanes[path][0].kind, 0.0
-        if self._chains[path][1].costs.get(kind, 0.0) <= _SLACK_S:  # the widest account has the longest costs
+        if longest <= _SLACK_S:
             return 0.0
-        now = self._clock()
+        now, wait = self._clock(), 0.0
         for other, ended in list(self._recent.items()):
             if other == path:
                 continue

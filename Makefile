@@ -43,10 +43,11 @@ test-engine: setup vllm-venv ## the tests with a real vLLM: 20 minutes
 figures: setup ## measure every figure of the pages that is of earlier weights or code; ARGS="--dry-run", "modes-*"
 	@$(IN) $(BIN)/dsd-lab figures $(ARGS)
 
-lint: setup ## ruff, and the type checker
+lint: setup ## ruff, the type checker, and what Python 3.10 lacks
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/vermin --quiet --no-tips -t=3.10- src launch examples tools deploy setup.py
 
 format: setup ## rewrite the code as ruff formats it
 	@$(BIN)/ruff check --fix .

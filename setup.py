@@ -132,7 +132,7 @@ setup(
     maintainer=stated("maintainer"),
     maintainer_email=stated("maintainer", "email"),
     url=stated("url"),
-    python_requires=">=3.11",
+    python_requires=">=3.10",
     package_dir={"": "src"},
     packages=find_packages("src", include=[NAME, f"{NAME}.*"]),
     include_package_data=True,

@@ -5,7 +5,7 @@ its files' hashes. The second has what a ROS 2 from apt brings, so that an insta
     make lock                                      # after a change in requirements/; keeps the versions it can
     make lock ARGS="--upgrade-package numpy"       # the options are those of `uv pip compile`
 
-The lock holds for Linux and Python 3.11 to 3.14, torch with and without CUDA. PyTorch's CPU wheels are not on PyPI, so
+The lock holds for Linux and Python 3.10 to 3.14, torch with and without CUDA. PyTorch's CPU wheels are not on PyPI, so
 their hashes come from requirements/torch-cpu.sha256: lines of PyTorch's own index, checked by a person.
 """
 
@@ -42,7 +42,7 @@ def compile_lock(folder, names, *options):
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
     (folder / "lock.txt").write_text(LOCK.read_text() + LOCK_SYSTEM.read_text())
     (folder / "pyproject.toml").write_text(f'[tool.uv]\nenvironments = ["{LINUX}"]\n')
-    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
+    command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--generate-hashes"]
     command += ["--no-annotate", "--no-header", "--output-file", "lock.txt", *options]
     subprocess.run([*command, *(f"{name}.txt" for name in names)], cwd=folder, check=True)
     return re.split(r"\n(?=\S)", (folder / "lock.txt").read_text().strip())

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from importlib.resources import files
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[no-redef]
 
 
 def read_data(name: str) -> dict[str, Any]:

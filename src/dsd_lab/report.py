@@ -48,7 +48,7 @@ def header(bench: str, /, code: Sequence[str] = CODE, **models: Any) -> dict[str
     """
     return {
         "bench": bench,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "code": {"of": list(code), "digest": code_digest(code)},

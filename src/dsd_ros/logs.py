@@ -87,14 +87,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # no generic class in Python 3.10
     """Writes to the current sys.stderr."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
+    def stream(self) -> TextIO:
         return sys.stderr
 
 

@@ -16,7 +16,19 @@ MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS_IN = {"edge", "cloud"}  # until their loop and their engine are split into steps
 
 # Modules of the package itself.
-TOP = {"", "limits", "options", "paths", "logs", "addresses", "shown", "pictures", "environment", "startup"}
+TOP = {
+    "",
+    "limits",
+    "options",
+    "paths",
+    "logs",
+    "addresses",
+    "shown",
+    "pictures",
+    "environment",
+    "startup",
+    "python310",
+}
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
     "decoding": set(),

@@ -116,7 +116,7 @@ def test_the_products_aggregation_equals_the_reference():
         device = Offer(x_l, float(np.log(eta)), Known.whole(p_l))
         cloud = Offer(x_r, float(np.log(1 - eta)), Known.whole(p_r))
         found = decide(device, cloud, gumbel(7, 1, number, 3), Draws(rng.random(), rng.random()))
-        counts[x_l, x_r, *found] += 1
+        counts[(x_l, x_r, *found)] += 1
     chances = np.array(list(expected.values()))
     assert stats.chisquare(list(counts.values()), 2500 * chances / chances.sum()).pvalue > 1e-3
 

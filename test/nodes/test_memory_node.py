@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import pytest
 from builtin_interfaces.msg import Duration
@@ -238,7 +238,7 @@ def test_an_older_attempt_waits_for_nothing():
     ],
 )
 def test_only_what_is_said_to_be_seen_is_remembered(reasoning, place):
-    found = sightings(reasoning, Pose(0.0, 0.0, 0.0), datetime(2026, 1, 1, tzinfo=UTC))
+    found = sightings(reasoning, Pose(0.0, 0.0, 0.0), datetime(2026, 1, 1, tzinfo=timezone.utc))
     if place is None:
         assert found == []
     else:

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -153,6 +152,7 @@ def test_every_python_file_names_its_licence() -> None:
 def test_ament_flake8_asks_for_no_other_line_length_than_ruff() -> None:
     settings = ConfigParser()
     settings.read(ROOT / "setup.cfg")
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     assert settings.getint("flake8", "max-line-length") == ruff["line-length"]
     for line in settings["flake8"]["per-file-ignores"].strip().splitlines():

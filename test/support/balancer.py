@@ -7,7 +7,10 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Balancer:

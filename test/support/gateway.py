@@ -7,7 +7,10 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
-from typing import Self
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Gateway:

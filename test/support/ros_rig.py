@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import rclpy
@@ -35,6 +35,9 @@ from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.running import ThreadedExecutor
 from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S = 3.0

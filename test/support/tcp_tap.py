@@ -6,8 +6,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from typing import Self
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class TcpTap:

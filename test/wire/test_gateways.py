@@ -6,7 +6,7 @@ from __future__ import annotations
 import ssl
 import subprocess
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
 import pytest
@@ -92,10 +92,12 @@ def test_retry_after_is_heeded_within_bounds():
 
 
 def test_a_retry_after_date_is_compared_with_the_servers_own_clock():
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     assert 20 < pause_of(f"Retry-After: {format_datetime(now + timedelta(seconds=30), usegmt=True)}") <= 30
     assert pause_of(f"Retry-After: {format_datetime(now - timedelta(hours=1), usegmt=True)}") == 0.0
-    theirs = datetime(2001, 1, 1, tzinfo=UTC)  # a robot whose clock is wrong by decades sees this the other way round
+    theirs = datetime(
+        2001, 1, 1, tzinfo=timezone.utc
+    )  # a robot whose clock is wrong by decades sees this the other way round
     soon = format_datetime(theirs + timedelta(seconds=12), usegmt=True)
     assert pause_of(f"Date: {format_datetime(theirs, usegmt=True)}", f"Retry-After: {soon}") == 12.0
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LinkTimeout, LocalChannel
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Observation, Outcome, SessionReply, SessionRequest
 from dsd_ros.wire.pictures import encode_picture
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CODE = (*CODE, "dsd_lab/bench/fleet.py", "dsd_lab/bench/pace.py")
 MAX_ROBOTS = 64

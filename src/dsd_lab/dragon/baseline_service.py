@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -28,6 +28,9 @@ from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.dragon.server import name_of, refusal_of
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dsd_lab.workers import begin_worker
 from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, parse_reply
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STOP_LIMIT_S = 0.5  # from the cause to the last command that moves the robot
 # The base obeys a zero at once but must brake, 0.17 s from top speed; a driver whose commands fell silent, or a

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sensor_msgs.msg import Image
@@ -32,6 +32,9 @@ from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.ros.standalone import SpinningNode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 RATE = 15.0  # pictures per second that the figures are for
 CORE_LIMIT, REPLY_LIMIT = 5.0, 3.0  # percent

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from dsd_lab import tomllib
 from dsd_lab.figures.pages import ROOT, Pages, report_path
 from dsd_lab.report import BenchError, code_digest
 from dsd_lab.reproduce.page import write_page

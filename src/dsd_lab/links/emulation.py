@@ -14,12 +14,15 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING
 
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.outbox import Outbox
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 INITIAL_WINDOW = 14_600  # bytes: ten segments of 1460 (RFC 6928)
 _SEGMENT = 1460  # bytes

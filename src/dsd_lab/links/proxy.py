@@ -18,11 +18,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from websockets.frames import Frame, Opcode
 
 from dsd_lab.links.emulation import LinkProfile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Result = TypeVar("Result")
 Address = tuple[str, int]
@@ -297,7 +300,7 @@ class _Pipe:
             now = time.monotonic()
             due = self._waiting[0][0] if self._waiting and carrying else math.inf
             if due > now:
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.wake.wait(), None if due == math.inf else due - now)
                 continue
             _, data = self._waiting.popleft()

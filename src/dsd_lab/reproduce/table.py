@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import StatisticsError
 from typing import Any
 
+from dsd_lab import read_data
+
 Values = Sequence[float | None] | float | str | None
 COLUMNS = ("", "the paper", "its formula", "ours", "measured here", "agreement, or why not")
 NOT_YET = "not measured yet"
-PRINTED = tomllib.loads(Path(__file__).with_name("printed.toml").read_text(encoding="utf-8"))  # what the papers print
+PRINTED = read_data("reproduce/printed.toml")  # what the papers print
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from dsd_lab.worlds import sight
 from dsd_lab.worlds.guide import MIN_PIXELS, View, walk
 from dsd_lab.worlds.looks import look_of
+from dsd_ros.python310 import StrEnum
 from dsd_ros.robot.sim.world import (  # fmt: skip
     COLOURS,
     KINDS,

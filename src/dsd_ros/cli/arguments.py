@@ -13,11 +13,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
 from dsd_ros.paths import models_directory, user_path
+from dsd_ros.python310 import dataclass_transform
 
 T = TypeVar("T")
 STDOUT = Path("-")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dsd_ros.cli.arguments import arguments, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
 from dsd_ros.paths import user_path
+from dsd_ros.python310 import StrEnum
 from dsd_ros.shown import shown
 
 

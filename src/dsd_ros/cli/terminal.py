@@ -8,9 +8,12 @@ import sys
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dsd_ros.shown import shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 _REDRAW_S = 0.1

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -20,6 +20,9 @@ from dsd_ros.paths import user_path
 from dsd_ros.wire.authentication import Token
 from dsd_ros.wire.channel import bearer, check_token, read_token
 from dsd_ros.wire.messages import Question, SessionRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 

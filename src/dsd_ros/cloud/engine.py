@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,9 @@ from dsd_ros.wire.messages import (
 )
 from dsd_ros.wire.pictures import UnknownPicture
 from dsd_ros.wire.turns import TurnQueue, accounts_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from asyncio import BaseTransport
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -26,6 +26,9 @@ from websockets.http11 import Request, Response
 
 from dsd_ros.cloud.connections import Door, DoorLimits, Listener, library_log, listeners, report_failure
 from dsd_ros.cloud.settings import MetricsSettings, is_loopback
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +126,7 @@ class ServerThread(ABC):
         for server in self._servers:
             server.close()
         # A peer that does not answer the closing handshake is not waited for.
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(s.wait_closed() for s in self._servers)), 2 * CLOSE_TIMEOUT_S)
         for link in self._links:
             transport = getattr(link, "transport", None)  # None: it never got past the TLS handshake
@@ -182,7 +185,7 @@ class MetricsServer(ServerThread):
         return url
 
     async def listen(self, listener: Listener) -> Server:
-        return await serve(
+        server: Server = await serve(
             _no_websocket,
             sock=listener,
             logger=library_log,
@@ -192,6 +195,7 @@ class MetricsServer(ServerThread):
             close_timeout=SCRAPE_TIMEOUT_S,
             server_header=None,
         )
+        return server
 
     def url_of(self, address: str) -> str:
         return f"http://{address}/metrics"

@@ -135,7 +135,7 @@ class VerifierServer(ServerThread):
             tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": OPEN_TIMEOUT_S}
         if self._keeper is None or self._keeper.done():
             self._keeper = asyncio.create_task(self._keep())
-        return await serve(
+        server: Server = await serve(
             self._handle,  # type: ignore[arg-type]  # ``connect`` makes its connections
             sock=listener,
             logger=library_log,
@@ -153,6 +153,7 @@ class VerifierServer(ServerThread):
             ping_timeout=20,
             server_header=None,
         )
+        return server
 
     def url_of(self, address: str) -> str:
         return f"{'wss' if self._certificate is not None else 'ws'}://{address}"
@@ -375,7 +376,7 @@ class VerifierServer(ServerThread):
                     connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)
         except ConnectionClosed:
             pass

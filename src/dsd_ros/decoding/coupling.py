@@ -107,7 +107,8 @@ def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """``_mixed`` of uint64 numbers, which overflow as it requires."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(31))
+    return values
 
 
 def _log(values: Floats) -> Floats:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from dsd_ros.python310 import StrEnum
 
 MAX_DRAFT_LENGTH = 64  # tokens
 MAX_EXITS = 256

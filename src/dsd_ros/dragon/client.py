@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
@@ -42,6 +42,9 @@ from dsd_ros.wire.messages import (
     Reveal,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OnToken = Callable[[str, list[int]], object]  # the text so far, and its tokens
 _FATAL = (RefusalCode.MALFORMED, RefusalCode.UNSUPPORTED)

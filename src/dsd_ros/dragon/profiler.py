@@ -13,11 +13,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsd_ros.vlm.sequence import next_logits_together
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LENGTHS = (32, 128, 320)  # tokens of context at which the offline stage times a model
 _STEPS_EACH = 4  # their median counts

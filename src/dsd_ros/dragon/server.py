@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
@@ -42,6 +42,9 @@ from dsd_ros.wire.messages import (
     Verdict,
 )
 from dsd_ros.wire.turns import RobotLink, TurnQueue, accounts_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -29,6 +29,9 @@ from dsd_ros.edge.tuner import Tuner
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import LayerHook, Sequence, grow_trees_together, next_logits_together
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
 from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, PROTOCOL_VERSION, SessionReply, SessionRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ROW_HEAD_BYTES = 16  # at most, before each distribution on its way down
 

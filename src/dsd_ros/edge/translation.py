@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence as Items
-from typing import Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MAX_STEP_BACK = 16  # tokens back to the beginning of a word, at most
 _UNSETTLED = 4  # so many tokens beyond those wanted, the first ones are taken to be final

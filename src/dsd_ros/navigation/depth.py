@@ -72,7 +72,8 @@ def read_depth(
         )
     rows = np.frombuffer(data, dtype=np.uint8, count=height * step).reshape(height, step)
     pixels = np.ascontiguousarray(rows[:, : width * kind.itemsize]).view(kind)
-    return pixels.astype(np.float32) * np.float32(unit)
+    metres: np.ndarray = pixels.astype(np.float32) * np.float32(unit)
+    return metres
 
 
 class DepthCorridor:

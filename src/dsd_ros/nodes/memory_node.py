@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import TypeAlias
 
 from nav_msgs.msg import Odometry
@@ -227,7 +227,7 @@ class SightingMemory:
 
     def remember(self, reasoning: str, pose: Pose, stamp: float) -> list[Sighting]:
         """Store and return what is new in a verified reply about a picture of ``stamp`` (s)."""
-        time = datetime.fromtimestamp(stamp, UTC)
+        time = datetime.fromtimestamp(stamp, timezone.utc)
         new = [sighting for sighting in sightings(reasoning, pose, time) if self.memory.add(sighting)]
         if new:
             self._store.add(self.memory.document(SOURCE))

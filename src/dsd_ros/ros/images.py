@@ -146,7 +146,7 @@ class ImageBuffer:
     def __init__(self) -> None:
         self.sent = bytearray()  # to publish
         self._head = b""
-        self._pixels = np.empty((0, 0, 3), np.uint8)
+        self._pixels: np.ndarray = np.empty((0, 0, 3), np.uint8)
 
     def canvas(self, header: bytes, height: int, width: int) -> np.ndarray:
         """The pixels to draw on, uint8 (height, width, 3); ``header`` as in :class:`RawImage`.

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, dataclass_transform
+from typing import Any
+
+from dsd_ros.python310 import dataclass_transform
 
 Values = dict[str, str]  # the launch configurations: argument -> value
 

@@ -20,12 +20,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
 from dsd_ros.ros.settings import write_parameters
 from dsd_ros.shown import LINES, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
 

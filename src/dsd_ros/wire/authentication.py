@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Hashable
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -37,6 +37,9 @@ from dsd_ros.wire.messages import (
     SessionReply,
     SessionRequest,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Opening = TypeVar("Opening", SessionRequest, Question)
 _pack = msgspec.msgpack.Encoder().encode  # all fields in their order, which takes less time than a frame

@@ -6,13 +6,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from dsd_ros.paths import user_path
 from dsd_ros.shown import shown
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.outbox import Outbox
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_TOKEN_CHARS = 4096
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
 from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
+from dsd_ros.python310 import StrEnum
 
 PROTOCOL_VERSION = 7
 

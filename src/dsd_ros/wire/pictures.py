@@ -72,7 +72,8 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
                 f"a picture of {width} x {height} pixels takes {3 * height * width} bytes as rgb8, "
                 f"not {len(observation.image)}"
             )
-        return np.frombuffer(observation.image, np.uint8).reshape(height, width, 3).copy()
+        pixels: np.ndarray = np.frombuffer(observation.image, np.uint8).reshape(height, width, 3).copy()
+        return pixels
     if observation.encoding != "png":
         raise WireError(f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}")
     try:

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Path = tuple[Hashable, ...]
@@ -59,7 +59,8 @@ def _link(path: Path) -> Path:
     return path[:-1] or path
 
 
-class _Waiting(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[T]):
     turn: T
     key: Hashable
     size: int
@@ -369,7 +370,7 @@ class TurnQueue(Generic[T]):
         lane: deque[_Waiting[T]] = self._ordinary.get(path, deque())
         for place, other in enumerate(lane):
             if other is waiting:
-                lane[place] = waiting._replace(raw=False)
+                lane[place] = replace(waiting, raw=False)
         self._changed.notify()
         self._raw.notify()
 

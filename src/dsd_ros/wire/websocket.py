@@ -10,11 +10,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.frames import CloseCode
@@ -27,6 +27,9 @@ from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import FIRST_FRAME_BYTES, MAX_FRAME_BYTES, Message, QuestionReply, SessionReply
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A peer that answers no ping raises LinkClosed here; the library would print a traceback as well.
 _quiet = logging.getLogger(f"{__name__}.connection")
@@ -229,7 +232,7 @@ class WebsocketChannel:
         """A certificate out of its time is not final: this machine's clock or the certificate may be put right."""
         why = f"the certificate of {self._dialled} is not trusted ({error.verify_message})"
         if error.verify_code in _OUT_OF_TIME:
-            now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+            now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
             return LinkClosed(f"{why}; set this machine's clock, which says {now}, or renew the certificate")
         if error.verify_code in _WRONG_HOST:
             return LinkRefused(f"{why}; dial the host that the certificate names")
@@ -257,7 +260,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
             seconds = float(text)
         else:
             sent = _header(headers, "Date")
-            now = parsedate_to_datetime(sent) if sent else datetime.now(UTC)
+            now = parsedate_to_datetime(sent) if sent else datetime.now(timezone.utc)
             seconds = (parsedate_to_datetime(text) - now).total_seconds()
     except (ValueError, TypeError, OverflowError):
         return 0.0

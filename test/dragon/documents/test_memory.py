@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from dsd_ros.dragon.documents.memory import KEPT, Memory, Sighting, seen
 
-THEN = datetime(2026, 11, 22, 10, 15, 40, tzinfo=UTC)
+THEN = datetime(2026, 11, 22, 10, 15, 40, tzinfo=timezone.utc)
 COLOURS, KINDS = ("red", "silver"), ("chair", "bottle")
 
 

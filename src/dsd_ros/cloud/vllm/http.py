@@ -154,13 +154,12 @@ class HttpEngine:
                 timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             )
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._probe()
+            await asyncio.wait_for(self._probe(), self._timeout_s)
         except EngineLost as error:
             raise ModelError(f"{error}; {START}, or give another engine_url") from error
         except RoundRefused as error:
             raise ModelError(f"{error}; try again later") from error
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise ModelError(f"{self._url} gave no answer for {self._timeout_s:g} s; is it vLLM?") from None
 
     def check(self, want: str) -> None:
@@ -176,9 +175,8 @@ class HttpEngine:
     async def healthy(self) -> bool:
         """See ``EngineClient``."""
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                return (await self._send("GET", "/health"))[0] == 200
-        except (EngineLost, VlmError, TimeoutError):
+            return (await asyncio.wait_for(self._send("GET", "/health"), _CONNECT_S))[0] == 200
+        except (EngineLost, VlmError, asyncio.TimeoutError):
             return False
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ share, their prefix cache holds. Greedy and coupled rounds bring back the chosen
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -147,7 +148,7 @@ class EngineTarget:
 
     def close(self) -> None:
         """Stop the engine, or hang up."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(concurrent.futures.TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
@@ -236,9 +237,8 @@ class EngineTarget:
         leaves = leaves_of(paths)
         answers = [self._client.ask(prefix, leaf, rows, wish) for leaf, rows in leaves]
         try:
-            async with asyncio.timeout(self._timeout_s):
-                found = await asyncio.gather(*answers)
-        except TimeoutError:
+            found = await asyncio.wait_for(asyncio.gather(*answers), self._timeout_s)
+        except asyncio.TimeoutError:
             raise EngineLost(f"the engine has given no answer for {self._timeout_s:g} s") from None
         width = self.model.vocab_size if wish.want == ROWS else 2
         rows: dict[Tokens, torch.Tensor] = {}

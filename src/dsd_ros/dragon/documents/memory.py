@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from dsd_ros.dragon.documents.chunking import Document
 
@@ -39,7 +39,7 @@ class Sighting:
     @property
     def sentence(self) -> str:
         """To the minute, UTC, and the tenth of a metre."""
-        when = self.time.astimezone(UTC)
+        when = self.time.astimezone(timezone.utc)
         x, y = (round(value, 1) + 0.0 for value in (self.x, self.y))  # + 0.0: no -0.0
         return f"On {when:%Y-%m-%d} at {when:%H:%M} I saw {self.thing} at x {x:.1f} m, y {y:.1f} m."
 
@@ -107,7 +107,7 @@ class Memory:
         for kept in reversed(self._kept):
             things.setdefault(kept.thing, [f"# {kept.thing}"]).append(kept.sentence)
         text = "\n\n".join("\n\n".join(lines) for lines in things.values())
-        newest = f"{self._kept[-1].time.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if self._kept else ""
+        newest = f"{self._kept[-1].time.astimezone(timezone.utc):%Y-%m-%dT%H:%MZ}" if self._kept else ""
         return Document(source, text, place, newest)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import apsw
 import numpy as np
@@ -41,6 +41,8 @@ from dsd_ros.dragon.documents.index import FORMAT, TEMPERATURE, Hit, Index, Inde
 from dsd_ros.dragon.documents.retrieval import Retrieved
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from dsd_ros.dragon.documents.embedding import Encoder
 
 _TOGETHER = 128  # chunks embedded at a time

@@ -12,12 +12,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 from dsd_ros.environment import check_environment
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.settings import NODES, specs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 READY_LIMIT_S = 180.0
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")

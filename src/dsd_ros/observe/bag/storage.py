@@ -12,6 +12,7 @@ import io
 import shutil
 import sqlite3
 import struct
+import sys
 import tempfile
 import zlib
 from collections import Counter
@@ -314,7 +315,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     alone = not path.with_name(path.name + "-wal").exists()
     options = "?immutable=1" if wal and alone else "?mode=ro" if alone and not _journal(path).exists() else ""
     base = sqlite3.connect(path.resolve().as_uri() + options, uri=True)
-    if hasattr(base, "setlimit"):  # from Python 3.11 on
+    if sys.version_info >= (3, 11):
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _RECORD_LIMIT)
     return base
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import cv2
@@ -27,6 +27,9 @@ import numpy as np
 
 from dsd_ros.observe.view.figures import Figures
 from dsd_ros.observe.view.state import Pose, ShownStep, motion_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MISSING = "The web view needs rerun-sdk and psutil, which are not installed: pip install -r requirements/view.txt."
 _START_S = 20.0

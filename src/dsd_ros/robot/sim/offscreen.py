@@ -77,9 +77,10 @@ class Offscreen:
         """The scene as uint8 (height, width, 3), RGB; ``depth`` receives the depth buffer, bottom row first."""
         viewport = self._mujoco.MjrRect(0, 0, width, height)
         self._mujoco.mjr_render(viewport, scene, self._context)
-        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        pixels: NDArray[np.uint8] = np.empty((height, width, 3), dtype=np.uint8)
         self._mujoco.mjr_readPixels(pixels, depth, viewport, self._context)
-        return pixels[::-1].copy()
+        upright: NDArray[np.uint8] = pixels[::-1].copy()
+        return upright
 
     def draw_with_depth(self, scene: Any, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
         """The picture of :meth:`draw`, and each pixel's depth along the optical axis.

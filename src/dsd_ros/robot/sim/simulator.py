@@ -6,13 +6,16 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsd_ros.robot.sim.offscreen import Offscreen, SimulatorError, import_mujoco
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
 from dsd_ros.robot.sim.world import COLOURS, KINDS, REACH, World, named_goal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Simulator", "SimulatorError"]
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
+
+from dsd_ros.python310 import StrEnum
 
 Colour = tuple[float, float, float]  # red, green, blue, 0 to 1
 

@@ -62,7 +62,7 @@ def measure_modes(
     scenes = held_out_scenes(images) if cloud.reads_pictures else text_scenes(images, prompts)
     stretched = profile.stretched(time_scale)
     measured = [Measured(variant, []) for variant in variants]
-    with _verifier(cloud, transport) as connect:
+    with verifier_of(cloud, transport) as connect:
         for variant in variants:  # at full speed: what happens once in a process must not be measured
             decode(connect(), robot, dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS), scenes[0])
         hold(robot, cloud, stretched)
@@ -146,7 +146,7 @@ def _check(profile: Profile, variants: Sequence[Variant], images: int, transport
 
 
 @contextmanager
-def _verifier(model: VisionLanguageModel, transport: str) -> Iterator[Callable[[], Channel]]:
+def verifier_of(model: VisionLanguageModel, transport: str) -> Iterator[Callable[[], Channel]]:
     """A verifier of ``model`` in this process; yields a function that opens channels to it."""
     with ExitStack() as stack:
         engine = stack.enter_context(VerifierEngine(model))

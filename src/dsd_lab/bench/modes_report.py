@@ -280,14 +280,14 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     found = []
     first: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda m: m.variant.decode.mode != "ar"):
-        reference = first.setdefault(_draws(one.variant.decode), one)
+        reference = first.setdefault(draws_of(one.variant.decode), one)
         for number, (ours, theirs) in enumerate(zip(one.replies, reference.replies, strict=True)):
             if ours.tokens != theirs.tokens:
                 found.append(f"{one.variant.label} differs from {reference.variant.label} on picture {number}")
     return found
 
 
-def _draws(decode: DecodeSettings) -> object:
+def draws_of(decode: DecodeSettings) -> object:
     """What decides a mode's tokens: equal values, equal tokens."""
     if decode.sampling.greedy:
         return "greedy"

@@ -224,6 +224,49 @@ def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -
 
 
 @arguments
+class BenchSpecArguments:
+    questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
+    per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
+    modes: str = flag("", "as in bench modes (default: dsd, fsd, a tree and auto; sampled: with proof coupled)")
+    model: str = flag("text", TEXT_MODEL, metavar="DIR")
+    draft: str = model_option("draft")
+    profile: str = flag("loopback", "one of config/profiles.yaml")
+    decoding: ModesDecoding = part(ModesDecoding)
+    cache: Path = flag(Path(".cache/spec"), "folder for the answers of an unfinished run")
+    json: Path | None = json_option()
+
+
+@command.command
+def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
+    """Spec-Bench: mean accepted tokens and speed-up by category.
+
+    Asks a text model Spec-Bench's questions, turn by turn, in every mode; prints its table: the speed-up over mode ar
+    by category, and the mean accepted tokens. Ends at once when a mode's tokens are not the target's. After an
+    interruption, the same command resumes.
+    """
+    from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.spec import MODES_GREEDY, MODES_SAMPLED, measure_spec, render
+    from dsd_lab.bench.sweeps import parse_modes
+
+    profile = load_profile(args.profile)
+    common = {"max_tokens": 128, **_given(args.decoding)}
+    usual = MODES_SAMPLED if common.get("temperature", 0.0) > 0.0 else MODES_GREEDY
+    variants = parse_modes(args.modes or usual, common, profile.gamma)
+    with Progress() as bar:
+        report = measure_spec(
+            profile,
+            variants,
+            args.questions,
+            **_text_models(args),
+            per_task=args.per_category,
+            cache=args.cache,
+            progress=bar.to,
+        )
+    _finish(report, render(report), args)
+    return EXIT_DONE
+
+
+@arguments
 class BenchFleetArguments:
     profile: str = flag("go2-a100", "one of config/profiles.yaml")
     mode: str = flag("dsd", "decoding mode, with settings if need be, as in bench modes")

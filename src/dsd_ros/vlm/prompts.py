@@ -185,9 +185,12 @@ class PromptTemplate:
         return self._rendered(text if self.text_only else [{"type": "text", "text": text}])
 
     def _rendered(self, content: str | list[dict[str, str]]) -> str:
+        return self.render_messages([{"role": "user", "content": content}])
+
+    def render_messages(self, messages: list[dict[str, Any]]) -> str:
+        """The whole prompt for messages (role, content), unchanged, up to the next reply; ModelError."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages = [{"role": "user", "content": content}]
         variables: dict[str, Any] = dict(self.variables)
         try:
             # In jinja's sandbox: a template must not reach into this process.

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dsd-lab bench spec` and text models in `dsd-lab bench modes`, with tiny random Llamas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from in_process import dsd_lab
+from tiny_text import make_tiny_text
+
+from dsd_lab.bench import spec
+from dsd_lab.bench.spec import TASKS, chosen, read_questions
+from dsd_lab.report import BenchError
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+# In Spec-Bench's format; its own questions are not copied here.
+QUESTIONS = [
+    (1, "writing", ["Write a line about a robot dog.", "Now make it rhyme."]),
+    (2, "translation", ["Translate German to English: Der Hund schläft."]),
+    (3, "summarization", ["Summarize: The dog ran. " + "It ran on and on. " * 12]),
+    (4, "qa", ["Who built the first robot dog?"]),
+    (5, "math_reasoning", ["A dog has 4 legs. How many have 3 dogs?"]),
+    (6, "rag", ["The dock is in room 5.\n\nWhere is the dock?"]),
+]
+GREEDY = "ar dsd fsd dsd:shape=budget fsd:pipeline_depth=3 auto"
+EVERY_PROOF = (
+    "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget fsd:proof=coupled+shape=budget+pipeline_depth=2 "
+    "auto dsd fsd dssd tslt mc-dsd mc-tslt"
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("llamas")
+    target = make_tiny_text(folder / "target", max_positions=1024)
+    model = load_model(ModelSettings(str(target), threads=1))
+    ExitAdapters.untrained(model).save(target, model.fingerprint)
+    return ["--model", str(target), "--draft", str(make_tiny_text(folder / "draft", noise=0.05, max_positions=1024))]
+
+
+@pytest.fixture
+def questions(tmp_path) -> Path:
+    path = tmp_path / "question.jsonl"
+    records = [{"question_id": n, "category": c, "turns": t, "reference": ["none"]} for n, c, t in QUESTIONS]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def run(capsys, pair, questions, tmp_path, *more):
+    file = tmp_path / "spec.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "spec", "--questions", questions, *pair, "--max-tokens", "12", "--cache", tmp_path / "cache",
+        "--json", file, *more,
+    )  # fmt: skip
+    return code, out, err, json.loads(file.read_text()) if file.exists() else None
+
+
+def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, questions, tmp_path):
+    code, out, err, report = run(capsys, pair, questions, tmp_path, "--modes", GREEDY)
+    assert code == 0, err
+    assert report["exact"] and report["questions"]["spec_bench"] is False
+    assert [row["label"] for row in report["rows"]] == GREEDY.split()
+    for row in report["rows"]:
+        assert list(row["tasks"]) == [*TASKS, "Overall"]
+        assert 12 < row["tasks"]["MT-bench"]["tokens"] <= 24  # two turns
+        low, high = row["tasks"]["Overall"]["speedup_95"]
+        assert low <= row["tasks"]["Overall"]["speedup"] <= high
+    ar, dsd, fsd, *_ = report["rows"]
+    assert ar["tasks"]["Overall"]["speedup"] == ar["tasks"]["Overall"]["tau"] == 1.0
+    assert 1.0 < dsd["tasks"]["Overall"]["tau"] == fsd["tasks"]["Overall"]["tau"] <= 5.0
+    assert 0.0 <= fsd["miss_rate"] <= 1.0 and 1.0 <= fsd["mean_exit"] <= 2.0
+    assert "#MAT" in out and "Summarization" in out and "6 questions of another file" in out
+
+
+def test_sampled_replies_are_the_targets_in_every_proof(capsys, pair, questions, tmp_path):
+    more = ["--modes", EVERY_PROOF, "--temperature", "1", "--per-category", "1", "--max-tokens", "8"]
+    code, _, err, report = run(capsys, pair, questions, tmp_path, *more)
+    assert code == 0, err
+    assert report["temperature"] == 1.0 and len(report["rows"]) == len(EVERY_PROOF.split())
+
+
+def test_an_interrupted_run_asks_only_what_is_left(capsys, pair, questions, tmp_path, monkeypatch):
+    asked, ask = [], spec._Run.ask
+
+    def counted(self, question, say):
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        asked.append(question.number)
+        return ask(self, question, say)
+
+    monkeypatch.setattr(spec._Run, "ask", counted)
+    with pytest.raises(KeyboardInterrupt):
+        spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_text(kept.read_text() + '[5, {"cut')  # killed while writing
+    monkeypatch.setattr(spec._Run, "ask", lambda self, q, say: asked.append(q.number) or ask(self, q, say))
+    report = spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache")
+    assert asked == [1, 2, 3, 4, 5, 6]
+    assert report["rows"][0]["tasks"]["Overall"]["questions"] == 6
+
+
+def measured(pair):
+    from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.sweeps import parse_modes
+
+    return load_profile("loopback"), parse_modes("ar dsd", {"max_tokens": 4})
+
+
+def settings(pair):
+    return ModelSettings(pair[3], threads=1), ModelSettings(pair[1], threads=1)
+
+
+def test_other_tokens_end_the_run(capsys, pair, questions, tmp_path, monkeypatch):
+    honest = spec.decode
+
+    def wrong(channel, draft, decode, scene, **options):
+        reply = honest(channel, draft, decode, scene, **options)
+        if decode.mode == "dsd":
+            reply.tokens[0] += 1
+        return reply
+
+    monkeypatch.setattr(spec, "decode", wrong)
+    code, _, err, _ = run(capsys, pair, questions, tmp_path, "--modes", "ar,dsd")
+    assert code == 2 and "are not the target's" in err
+
+
+def test_earlier_turns_are_in_the_prompt(pair, questions, tmp_path, monkeypatch):
+    seen = []
+    honest = spec._Run._reply
+
+    def noted(self, decode, messages, tuner, seed):
+        seen.append([message["role"] for message in messages])
+        return honest(self, decode, messages, tuner, seed)
+
+    monkeypatch.setattr(spec._Run, "_reply", noted)
+    spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache", per_task=1)
+    assert seen.count(["user", "assistant", "user"]) == 2  # the second turn, in two modes
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "hemingkx/Spec-Bench"),
+        ("", "holds no questions"),
+        ("nonsense\n", "line 1 is no question"),
+        ('{"question_id": 1, "category": "poems", "turns": ["a"]}\n', "line 1 is no question"),
+        ('{"question_id": 1, "category": "qa", "turns": []}\n', "without text"),
+        ('{"question_id": 1, "category": "qa", "turns": ["a"]}\n' * 2, "question 1 twice"),
+    ],
+)
+def test_a_file_that_is_not_the_benchmark_is_refused_with_where_to_get_it(tmp_path, content, said):
+    path = tmp_path / "question.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BenchError, match=said) as caught:
+        read_questions(path)
+    assert "github.com/hemingkx/Spec-Bench" in str(caught.value)
+
+
+def test_a_share_is_spread_over_each_task():
+    questions = [spec.Question(n, task, ("a",)) for n, task in enumerate(t for t in TASKS for _ in range(80))]
+    assert [q.number for q in chosen(questions, 2)][:4] == [0, 40, 80, 120]
+    assert len(chosen(questions, 0)) == len(questions)

@@ -21,6 +21,7 @@ from dsd_ros.wire.messages import SessionRequest
 
 _log = logging.getLogger(__name__)
 _POLL_S = 50e-6
+_SURE = 0.95  # confidence of an exit after which the deeper ones would hardly ever say anything else
 
 Judge = Callable[[torch.Tensor], DraftVerdict]
 Say = Callable[[DraftVerdict, int, float], object]
@@ -58,9 +59,10 @@ class Voice(NamedTuple):
 class ExitListener:
     """The layer hook of one pass: an outcome of each round from every exit that speaks, before deeper layers have run.
 
-    On a CPU an exit delays the pass. One is skipped when those before it took more than the rules' share of the
-    pass's time so far; the first always runs. On a GPU the exits run on a stream of their own, and ``harvest``
-    collects them while the CPU waits for the pass anyway.
+    On a CPU an exit delays the pass. The first always runs. Unless the rules' share is 1, another is skipped when those
+    before it took more than that share of the pass's time so far, when one was sure of the round's outcome, and when
+    the pass, at its pace so far, ends before another would have spoken. On a GPU the exits run on a stream of their
+    own, and ``harvest`` collects them while the CPU waits for the pass anyway.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ExitListener:
         self._spent = 0.0
         self._ran = 0
         self._said: list[set[DraftVerdict]] = [set() for _ in voices]
+        self._sure: set[int] = set()
         self._broken: set[int] = set()
         self._stream: torch.cuda.Stream | None = None
         self._pending: list[tuple[int, list[int], list[torch.Tensor], torch.cuda.Event]] = []
@@ -86,14 +89,18 @@ class ExitListener:
         speaking = [i for i, voice in enumerate(self._voices) if layer in voice.rules.layers and i not in self._broken]
         if not speaking:
             return
-        heard = [hidden[i] for i in speaking]
         try:
-            if heard[0].is_cuda:
-                self._launch(layer, speaking, heard)
+            if hidden[0].is_cuda:
+                self._launch(layer, speaking, [hidden[i] for i in speaking])
                 return
             began = self._clock()
             if self._ran and self._spent > self._share * (began - self._began):
                 return
+            if self._share < 1.0:
+                speaking = [] if self._late(layer, began) else [i for i in speaking if i not in self._sure]
+            if not speaking:
+                return
+            heard = [hidden[i] for i in speaking]
             logits = self._logits(layer, heard)
         except Exception:
             self._give_up(layer, speaking)
@@ -115,6 +122,11 @@ class ExitListener:
             # The verdict waits for this stream only.
             with torch.cuda.stream(self._stream):
                 self._speak(layer, speaking, logits)
+
+    def _late(self, layer: int, now: float) -> bool:
+        """Whether the layers that are left take less time than an exit."""
+        a_layer = (now - self._began - self._spent) / layer
+        return self._ran > 0 and (self._model.num_layers - layer) * a_layer <= self._spent / self._ran
 
     def _launch(self, layer: int, speaking: list[int], heard: list[torch.Tensor]) -> None:
         device = heard[0].device
@@ -142,6 +154,8 @@ class ExitListener:
                 if verdict in self._said[i]:
                     continue
                 confidence = confidence_of(rows[verdict.accepted])
+                if confidence >= _SURE:
+                    self._sure.add(i)
                 if confidence >= voice.rules.min_confidence:
                     self._said[i].add(verdict)
                     voice.say(verdict, layer, confidence)

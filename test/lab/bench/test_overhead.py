@@ -20,6 +20,9 @@ def test_every_transport_is_measured_between_processes(tmp_path, ros_domain):
         assert row["transport"] in render(report)
     assert {row["nodes"] for row in report["trees"]} == {64}
     assert "mask and positions of a binary of 64" in render(report)
+    ahead = report["ahead"]
+    assert ahead["dsd_s"] > 0 and ahead["fsd_s"] > 0
+    assert f"fsd over dsd {ahead['fsd_over_dsd']:.2f} times" in render(report)
     # Greedy and exact: every transport decoded the same replies, in the same number of rounds.
     assert len({row["rounds"] for row in report["rows"]}) == 1
 

@@ -12,6 +12,7 @@ round. The reply and its distribution therefore do not depend on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,11 @@ _FIRST_HIT = 0.9  # share of pre-drafts that fit, before any was made: what is h
 _NODE_COST = 0.0007  # share of a round that a tree's node costs other robots, which is not measured here
 _BETTER = 1.03  # a change needs so many times the tokens a second
 _EXPLORE_EVERY = 8  # rounds
+_FURTHER = 3  # times the largest draft that was tried: what lies beyond is not known
+_RESTRAINT = 2.0  # rounds for which a strategy's seconds are taken to be as predicted
+_FIT = 0.95  # weight of a round's seconds, against the next one's
+_UNLIKE = 1.5  # a link whose round trips differ by so much is another one
+_OUTLIER = 5.0  # a round that takes longer than so many times the prediction counts as that
 _MEMORY = 0.98  # weight of the acceptance counts, per round
 _DOUBT = 8.0  # weight, in tokens, of the previous position's rate in a position's rate
 _MAX_LEVELS = 24
@@ -47,17 +53,21 @@ class AcceptanceEstimate:
         self._ranks = np.zeros(_RANKS + 1)  # the last: all lower ranks
         self._ended = self._went_on = 0.0
         self._fit = Mean(_MEMORY)  # accepted tokens of trees over what the ranks predict
+        self.longest = 0  # draft that was tried, tokens
         self._trees: tuple[Floats, NDArray[np.int64]] | None = None
         self._age = 0  # of these, rounds
+        self.rounds = 0
 
     def learn(self, plan: Plan, drafted: int, accepted: int, ranks: Sequence[int]) -> None:
         """Learn from one round; ``ranks`` (from 0) of the target's tokens in the draft's rows, as far as known."""
         self._age += 1
+        self.rounds += 1
         for counts in (self._held, self._tried, self._ranks):
             counts *= _MEMORY
         self._ended *= _MEMORY
         self._went_on *= _MEMORY
         self._went_on += min(drafted, plan.length)
+        self.longest = max(self.longest, plan.length)
         for rank in ranks:
             self._ranks[min(rank, _RANKS)] += 1.0
         if plan.nodes:
@@ -118,6 +128,14 @@ class LinkTimes:
         self.bytes_up = LineFit()  # by the draft's tokens
         self.down_held, self.down_rejected = Mean(), Mean()  # bytes after a whole acceptance, after a rejection
 
+    def bound(self, seconds: float, record: RoundRecord) -> None:
+        """A round trip took at most ``seconds``: the picture may have been on its way, too."""
+        known = self.round_trip.typical
+        if seconds < known / _UNLIKE:
+            self.round_trip = LineFit()  # that was another link
+        if seconds < known * _UNLIKE:
+            self.round_trip.add(seconds, record.bytes_up, record.bytes_down)
+
     def seconds(self, size: np.ndarray, whole: Floats) -> tuple[Floats, Floats]:
         """Of rounds of ``size`` tokens that are accepted as a whole with probability ``whole``: all, and for bytes."""
         rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
@@ -129,11 +147,14 @@ class LinkTimes:
 class Times:
     """Where a round's time goes under one strategy: drafting, link, target, and how much of the drafting is hidden.
 
-    Until it has figures of its own, those of ``like``, another strategy, stand in for them.
+    Until it has figures of its own, those of ``like``, another strategy, stand in for them, times ``factors``.
     """
 
-    def __init__(self, link: LinkTimes | None = None, like: Times | None = None) -> None:
-        self.like = like
+    def __init__(self, link: LinkTimes | None = None, ahead: bool = False) -> None:
+        """``ahead``: the strategy drafts ahead."""
+        self._ahead_of_time = ahead
+        self.like: Times | None = None
+        self.factors = 1.0, 1.0  # times that the target, and the draft, take as long as in ``like``
         self.draft = LineFit()  # one level of a draft, by its nodes
         self._ahead = LineFit()  # the same, of drafts made ahead: used where others are missing, or long ago
         self._hits = 0  # rounds since
@@ -142,6 +163,7 @@ class Times:
         self.fitted = Share()  # hit rate of pre-drafts
         self._speed = Mean()  # seconds of drafting done per second of waiting
         self.in_flight = Mean(0.95)  # share of rounds sent ahead, among those after a whole acceptance
+        self.largest = 0  # draft, tokens
         self._before: tuple[float, bool] | None = None  # the previous round: its wait, and whether all was accepted
 
     @property
@@ -155,8 +177,12 @@ class Times:
         return min(len(self.verify), max(len(self.draft), len(self._ahead)))
 
     def begin_reply(self) -> None:
-        """The next round is a reply's first, whose wait includes reading the prompt."""
+        """The next round is a reply's first, whose wait includes reading the prompt, or the first of a strategy."""
         self._before = None
+
+    def begin_alone(self) -> None:
+        """The next round is a later one, without a draft."""
+        self._before = 0.0, False
 
     def learn(self, record: RoundRecord) -> None:
         """Learn from one round."""
@@ -165,6 +191,7 @@ class Times:
         if not record.drafted:
             return
         breadth = record.drafted / levels
+        self.largest = max(self.largest, record.drafted)
         self._hits += 1
         if not record.source:
             self.draft.add(record.draft_seconds / levels, breadth)
@@ -184,7 +211,8 @@ class Times:
             return  # it was sent before the previous outcome arrived
         link = max(0.0, record.wait_seconds - record.verify_seconds)
         self.link.round_trip.add(link, record.bytes_up, record.bytes_down)
-        self.fitted.add(bool(record.source))
+        if self._ahead_of_time:
+            self.fitted.add(bool(record.source))
         if record.source and waited > 0.0:
             done = levels * self.level_seconds(breadth) - record.draft_seconds
             speed = max(0.0, done) / waited
@@ -192,15 +220,26 @@ class Times:
             if not record.ready or speed > self._speed.value_or(1.0):
                 self._speed.add(speed)
 
+    @property
+    def hit_rate(self) -> float:
+        """The share of pre-drafts that fit."""
+        if self.fitted.known:
+            return self.fitted.value
+        return _FIRST_HIT if self.like is None else self.like.hit_rate
+
     def level_seconds(self, breadth: Numbers) -> Numbers:
         """One level of ``breadth`` nodes in the draft model."""
         known = self.draft if len(self.draft) and self._hits < _LONG_AGO else self._ahead
-        return known.at(breadth) if len(known) or self.like is None else self.like.level_seconds(breadth)
+        if len(known) or self.like is None:
+            return known.at(breadth)
+        return self.factors[1] * self.like.level_seconds(breadth)
 
     def verify_seconds(self, size: Numbers) -> Numbers:
-        """``size`` tokens in the target."""
+        """``size`` tokens in the target; fewer than were ever verified take no less."""
         known = self.verify
-        return known.at(size) if len(known) or self.like is None else self.like.verify_seconds(size)
+        if len(known) or self.like is None:
+            return known.at(cast("Numbers", np.maximum(size, known.least)))
+        return self.factors[0] * self.like.verify_seconds(size)
 
     def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: Floats, strategy: Strategy) -> Floats:
         """Expected seconds from one outcome to the next, for drafts accepted as a whole with probability ``whole``.
@@ -213,11 +252,13 @@ class Times:
         wait = verify + link
         if not strategy.ahead:
             return draft + wait
-        hit = self.fitted.value if self.fitted.known else _FIRST_HIT
+        hit = self.hit_rate
         hidden = min(1.0, self._speed.value_or(1.0)) * wait
         seconds: Floats = wait + (1 - hit) * draft + hit * np.maximum(0.0, draft - hidden)
         ahead = self.in_flight.value_or(_FIRST_HIT if strategy.in_flight > 1 else 0.0) * whole
-        seconds = (1 - ahead) * seconds + ahead * np.maximum(np.maximum(verify, draft), crossing)
+        # With so many rounds in flight, none is shorter than its share of a wait.
+        shortest = np.maximum(np.maximum(verify, draft), np.maximum(crossing, wait / strategy.in_flight))
+        seconds = (1 - ahead) * seconds + ahead * shortest
         return seconds
 
 
@@ -232,11 +273,13 @@ class Shapes:
     ) -> None:
         """``lengths``: the shortest and the longest draft, tokens. ``acceptance`` and ``link`` are shared."""
         self.strategy = strategy
-        self.times = Times(link)
-        self._tokens, self._seconds_spent = Mean(), Mean()  # of a round: expected tokens, measured seconds
-        self._largest = 0  # draft that was tried, tokens
+        self.times = Times(link, strategy.ahead)
+        self.first = Mean()  # seconds until the first outcome of a reply, without the drafting
+        self._overruns, self._squares = Mean(_FIT), Mean(_FIT)  # seconds of a round over the prediction; their squares
+        self.lent_overrun = 1.0  # stands in for this strategy's own until it is measured
         self._acceptance = acceptance
         self._shortest, self._longest = lengths
+        self._computed: tuple[Any, Floats] = (None, np.zeros(0))  # the rates, and what they follow from
         self._candidates = self._possible()
         self._lengths: NDArray[np.int64] = np.array([plan.length for plan in self._candidates])
         self._nodes: NDArray[np.int64] = np.array([plan.nodes for plan in self._candidates])
@@ -248,53 +291,83 @@ class Shapes:
         """The longest draft, tokens."""
         return self._longest
 
-    def learn(self, plan: Plan, record: RoundRecord) -> None:
-        """Learn from a finished round of this strategy, drafted by ``plan``."""
-        if self.times.later and record.drafted:  # a reply's first round waits for the prompt, too
-            self._tokens.add(1.0 + self._gain(record.depth, record.drafted if plan.nodes else 0))
-            self._seconds_spent.add(record.draft_seconds + record.wait_seconds)
-            self._largest = max(self._largest, record.drafted)
+    def learn(self, plan: Plan, record: RoundRecord, seconds: float) -> None:
+        """Learn from a finished round of this strategy, drafted by ``plan``; ``seconds``: since the outcome before."""
+        later = self.times.later
         self.times.learn(record)
+        if self.times.known:
+            self.times.like = None
+        if not (later and record.drafted):  # a reply's first round waits for the prompt, too
+            return
+        predicted = float(self._seconds(np.array([record.depth]), np.array([record.drafted]), self._whole(record))[0])
+        overrun = min(_OUTLIER, seconds / max(1e-9, predicted))
+        self._overruns.add(overrun)
+        self._squares.add(overrun**2)
 
     def settle(self) -> None:
         """Take the best shape."""
         rates = self._rates()
-        if self.strategy.tree:  # what so many nodes cost is not known
-            rates[self._nodes > max(_FIRST_NODES, 2 * self._largest)] = 0.0
         best = int(rates.argmax())
         if rates[best] > _BETTER * rates[self._candidates.index(self.choice)]:
             self.choice = self._candidates[best]
 
     def forget(self) -> None:
-        """Forget what rounds took: that was with another link or other models."""
-        self.times = Times(self.times.link, self.times.like)
+        """Forget what rounds took: that was long ago, or with another link or other models."""
+        times = Times(self.times.link, self.strategy.ahead)
+        times.fitted, times.in_flight = self.times.fitted, self.times.in_flight  # these are no times
+        self.times = times
+        self._overruns, self._squares = Mean(_FIT), Mean(_FIT)
 
     def begin_trial(self) -> None:
         """Measure the rate afresh, from the best shape on, or from a small tree: what nodes cost must be seen first."""
-        self._tokens, self._seconds_spent = Mean(), Mean()
+        self._overruns, self._squares = Mean(_FIT), Mean(_FIT)
         if not (self.strategy.tree and not self.times.known):
             self.settle()
 
     @property
     def measured(self) -> bool:
         """Whether rounds of this strategy were timed."""
-        return self._seconds_spent.known
+        return self._overruns.known
 
     def rate(self) -> float:
-        """Tokens a second, by the seconds that this strategy's rounds took and the tokens that they should gain."""
-        seconds = self._seconds_spent.value_or(0.0)
-        return self._tokens.value_or(1.0) / seconds if seconds > 0.0 else self.promise()
+        """Tokens a second of the best shape, by what its parts take and by how far rounds kept to that."""
+        return self.promise() / self.overrun
 
     def promise(self) -> float:
         """Tokens a second of the best shape, by what its parts take."""
         return float(self._rates().max())
 
-    def _gain(self, levels: int, nodes: int) -> float:
-        """Expected accepted tokens of a whole draft."""
+    @property
+    def wait(self) -> float:
+        """Seconds that a round of the chosen shape waits for its outcome."""
+        size = np.array([self.choice.size])
+        return float((self.times.verify_seconds(size) + self.times.link.seconds(size, np.array([0.5]))[0])[0])
+
+    @property
+    def overrun(self) -> float:
+        """What rounds take, over what is predicted of them."""
+        if not self.measured:
+            return self.lent_overrun
+        rounds = self._overruns.weight
+        return (rounds * self._overruns.value_or(1.0) + _RESTRAINT) / (rounds + _RESTRAINT)
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of one round's overrun."""
+        return float(max(0.0, self._squares.value_or(0.0) - self._overruns.value_or(0.0) ** 2) ** 0.5)
+
+    @property
+    def rounds(self) -> float:
+        """How many rounds the estimate rests on."""
+        return self._overruns.weight
+
+    def _whole(self, record: RoundRecord) -> Floats:
+        """The probability that a draft like that of ``record`` is accepted as a whole, (1,)."""
         known = self._acceptance
-        if nodes:
-            return float(known.trees()[0][min(levels, _MAX_LEVELS) - 1, nodes - 1])
-        return float(np.cumprod(known.rates[:levels]).sum())
+        if self.strategy.tree:
+            gains = known.trees()[0][min(record.depth, _MAX_LEVELS) - 1, record.drafted - 1]
+            return np.array([gains / record.depth])
+        return np.array([np.prod(known.rates[: record.depth])])
 
     def varied(self, choice: Plan, planned: int) -> Plan:
         """``choice``; every few rounds a little more or less, to measure what that costs and gains."""
@@ -325,12 +398,20 @@ class Shapes:
         return self.times.round_seconds(levels, size, whole, self.strategy)
 
     def _rates(self) -> Floats:
-        """Expected tokens a second, (candidates,)."""
+        """Expected tokens a second, (candidates,); 0 for drafts much larger than any that was tried."""
+        known = self._acceptance
+        state = known.rounds, self.times, self.times.known, self.times.like
+        if self._computed[0] != state:
+            self._computed = state, self._compute_rates()
+        return self._computed[1]
+
+    def _compute_rates(self) -> Floats:
         known = self._acceptance
         lengths, nodes = self._lengths, self._nodes
         if self.strategy.tree:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
             rates: Floats = (1 + gains) / self._seconds(levels, nodes, gains / levels) / (1 + _NODE_COST * nodes)
+            rates[nodes > max(_FIRST_NODES, 2 * self.times.largest)] = 0.0  # what so many nodes cost is not known
             return rates
         # A draft that ends early costs less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
@@ -338,7 +419,9 @@ class Shapes:
         gains = np.cumsum(chances * reached)[lengths - 1]
         drafted = np.cumsum(reached)[lengths - 1]
         whole = chances[lengths - 1]
-        return (1 + gains) / self._seconds(drafted, drafted, whole)
+        rates = (1 + gains) / self._seconds(drafted, drafted, whole)
+        rates[lengths > max(_FIRST_LENGTH, self._shortest, _FURTHER * known.longest)] = 0.0
+        return rates
 
 
 class Alone:
@@ -350,24 +433,26 @@ class Alone:
 
     def __init__(self, link: LinkTimes) -> None:
         self.times = Times(link)
+        self.first = Mean()
         self._round = Mean(0.95)
-        self._first = True
 
-    def learn(self, plan: Plan, record: RoundRecord) -> None:
-        """Learn from a finished round."""
-        if not self._first:
-            self._round.add(record.draft_seconds + record.wait_seconds)
-        self._first = False
-
-    def begin_reply(self) -> None:
-        """The next round crosses the link."""
-        self._first = True
+    def learn(self, plan: Plan, record: RoundRecord, seconds: float) -> None:
+        """See ``Shapes.learn``."""
+        link = max(0.0, record.wait_seconds - record.verify_seconds)
+        if self.times.later:
+            self._round.add(seconds)
+            self.times.verify.add(record.verify_seconds, 0.0)
+        else:
+            self.times.link.bound(link, record)
+        self.times.begin_alone()
 
     def settle(self) -> None:
         """There is one shape."""
 
     def forget(self) -> None:
-        """Nothing is kept but the rate."""
+        """Forget what rounds took."""
+        self.times = Times(self.times.link)
+        self._round = Mean(0.95)
 
     def begin_trial(self) -> None:
         """Measure the rate afresh."""
@@ -385,6 +470,21 @@ class Alone:
     def promise(self) -> float:
         """Tokens a second, if the link keeps up."""
         return 1.0 / max(1e-6, self.times.verify_seconds(0.0))
+
+    @property
+    def wait(self) -> float:
+        """Seconds that a round waits for its outcome."""
+        return 1.0 / self.rate()
+
+    @property
+    def noise(self) -> float:
+        """Unknown."""
+        return 0.0
+
+    @property
+    def rounds(self) -> float:
+        """How many rounds the estimate rests on."""
+        return self._round.weight
 
     def varied(self, choice: Plan, planned: int) -> Plan:
         """``choice``."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,11 @@ class Mean:
         """The next value."""
         self._sum = self._memory * self._sum + value
         self._weight = self._memory * self._weight + 1.0
+
+    @property
+    def weight(self) -> float:
+        """How many values there were, older ones in part."""
+        return self._weight
 
     @property
     def known(self) -> bool:
@@ -76,6 +81,16 @@ class LineFit:
         self._count += 1
         self._found = None
 
+    @property
+    def typical(self) -> float:
+        """The median y of late, 0 before the first observation."""
+        return _median(np.array(self._y), _LEVEL_WEIGHTS[-len(self._y) :]) if self._y else 0.0
+
+    @property
+    def least(self) -> float:
+        """The smallest first x of late."""
+        return float(min(x[0] for x in self._x)) if self._x else 0.0
+
     def at(self, *x: Numbers) -> Numbers:
         """The expected y, 0 before the first observation; an array if x are arrays."""
         y = 0.0 * x[0]
@@ -84,7 +99,7 @@ class LineFit:
             y = y + level
             for slope, value in zip(slopes, x, strict=True):
                 y = y + slope * value
-        return y
+        return cast("Numbers", np.maximum(y, 0.0))
 
     def _fitted(self) -> tuple[float, list[float]]:
         if self._found is None:

@@ -7,7 +7,9 @@ round. The reply and its distribution therefore do not depend on it.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.draft_length import AcceptanceEstimate, Alone, LinkTimes, Shapes
+from dsd_ros.edge.estimates import Mean
 from dsd_ros.edge.proposer import Plan, RoundDraft
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.edge.strategies import ALONE, IN_TURN, Strategy
@@ -22,14 +25,23 @@ from dsd_ros.edge.strategies import ALONE, IN_TURN, Strategy
 _log = logging.getLogger(__name__)
 
 _LOOK_AROUND = 4  # rounds; it takes a millisecond
-_TRIAL = 5  # rounds of a strategy that is tried
-_FIRST_PAUSE, _PAUSE_GROWS, _MOST_PAUSE = 8, 1.5, 256.0  # rounds before a trial of any strategy, after each failure
-_HOPELESS = 0.6  # a trial ends at once where it gives less of the tokens a second
-_DOUBT = 2.0  # how much faster models may be when nothing is drafted ahead
-_WORTH = 1.1  # a trial needs the promise of so many times the tokens a second
-_BETTER = 1.05  # a change of strategy needs so many times the tokens a second
-_PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 32, 4, 2048  # rounds until a strategy is tried again, after each failure
-_CHANGED = 1.5  # times that have grown or shrunk so much make an old trial worthless
+_TRIAL = 4  # rounds of a trial that are to be expected
+_LONG, _LONGEST = 6, 16  # rounds of a trial that shows no gain, and of any
+_SURE = 1.5  # standard errors that a gain is to exceed before a trial is over
+_LONG_REPLY = 24  # rounds: a trial does not wait for the end of a reply that is so long
+_REST = 6  # rounds between two trials
+_WORTH = 1.04  # a trial needs the promise of so many times the speed
+_MUCH = 1.5  # a promise of so many times the speed does not wait for the next reply
+_BETTER = 1.02  # a change of strategy needs so many times the speed
+_SHARE, _MUCH_SHARE = 0.02, 0.1  # of all seconds that trials may lose: where they promise a little, and much
+_GRACE = 0.6  # replies: what trials may lose besides
+_LOSS = 0.1  # of a trial's seconds: what it loses at least
+_RISK = 0.5  # of a trial's seconds: what it may lose
+_PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 512, 4, 1 << 16  # tokens until a strategy is tried again
+_DOUBT = 0.5  # share of their times that models may take when nothing is drafted ahead
+_CHANGED = 2.0  # times that have grown or shrunk so much make an old trial worthless
+_FEW = 1.0  # replies for which a strategy's first rounds are taken to be as those of all
+_FIRST_TOKENS = 40.0  # of a reply, before any was decoded
 
 
 @dataclass
@@ -37,8 +49,9 @@ class _Record:
     """What came of the last trial of a strategy."""
 
     patience: int = 0
-    next_trial: int = 0
-    figures: tuple[float, ...] = ()  # of that time
+    next_trial: int = 0  # in tokens of the session
+    figures: tuple[float, ...] = ()  # of the choice, at that time; empty: it was not tried yet
+    own: tuple[float, ...] = ()
 
 
 class Tuner:
@@ -61,10 +74,17 @@ class Tuner:
         self._records = {strategy: _Record() for strategy in strategies}
         self._choice = self._ways[strategies[0]].choice
         self._trial: Strategy | None = None
-        self._trial_rounds = 0
-        self._pause = float(_FIRST_PAUSE)
-        self._next_trial = _FIRST_PAUSE
-        self._rounds = 0
+        self._resting = False  # the trial goes on in the next reply
+        self._next: Strategy | None = None  # to be tried from the next reply on
+        self._trial_rounds, self._trial_seconds = 0, 0.0
+        self._next_trial = 0
+        self._rounds = self._tokens = 0
+        self._reply_tokens = self._reply_rounds = 0
+        self._length = Mean()  # tokens of a reply
+        self._first = Mean()  # seconds until a reply's first outcome, whatever the strategy
+        self._before: Strategy | None = None  # of the round before; None: this is the reply's first
+        self._outcome_at = 0.0  # of the last round, seconds from the start of the reply
+        self._seconds = self._lost = 0.0  # of all rounds; of these, by trials
         self._planned = 0
         self._alone: int | None = None  # the reply that the target decodes alone to its end
         self._lock = threading.Lock()
@@ -96,18 +116,18 @@ class Tuner:
 
     def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
         """Learn from a finished round that was drafted by ``plan``. ranks: see ``AcceptanceEstimate.learn``."""
-        self._rounds += 1
         way = self._ways[plan.strategy]
-        way.learn(plan, record)
+        seconds = self._count(plan.strategy, record)
+        way.learn(plan, record, seconds)
         if record.drafted:
             self.acceptance.learn(plan, record.drafted, record.accepted, ranks)
-        if isinstance(way, Shapes) and way.times.known:
+        if way.times.known:
             way.settle()
         choice, trial = self._choice, self._trial
         if plan.strategy is choice.strategy:
             choice = way.choice
         if len(self._ways) > 1:
-            choice, trial = self._weigh(plan.strategy, choice, trial)
+            choice, trial = self._weigh(plan.strategy, seconds, choice, trial)
         with self._lock:
             self._choice, self._trial = choice, trial
 
@@ -131,9 +151,19 @@ class Tuner:
 
     def begin_reply(self) -> None:
         """The next round is a reply's first, whose wait includes reading the prompt."""
-        self._last = None
+        self._last = self._before = None
+        self._outcome_at = 0.0
+        if self._reply_tokens:
+            self._length.add(self._reply_tokens)
+        self._reply_tokens = self._reply_rounds = 0
         for way in self._ways.values():
-            (way.begin_reply if isinstance(way, Alone) else way.times.begin_reply)()
+            way.times.begin_reply()
+        with self._lock:
+            # By turns with the choice: how busy the machines are changes from reply to reply.
+            self._resting = self._trial is not None and not self._resting
+        if self._trial is None and self._next is not None and self._next is not self._choice.strategy:
+            self._begin_trial(self._next)
+        self._next = None
 
     def explain(self) -> str:
         """What is chosen, its tokens a second, and those of what was tried."""
@@ -152,72 +182,166 @@ class Tuner:
     def _next_plan(self, reply: int) -> Plan:
         if self._alone == reply:
             return self._ways[ALONE].choice
-        way = self._ways[self._trial or self._choice.strategy]
+        way = self._ways[self._choice.strategy if self._trial is None or self._resting else self._trial]
         if not way.strategy.drafts:
             self._alone = reply
         return way.varied(self._choice if way.strategy is self._choice.strategy else way.choice, self._planned)
 
-    def _weigh(self, done: Strategy, choice: Plan, trial: Strategy | None) -> tuple[Plan, Strategy | None]:
-        """The choice after a round of strategy ``done``, and the strategy to try, if any."""
-        if trial is not None:
-            self._trial_rounds += done is trial
-            hopeless = (
-                self._trial_rounds > 1 and self._ways[trial].rate() < _HOPELESS * self._ways[choice.strategy].rate()
-            )
-            if self._trial_rounds < _TRIAL and not hopeless:
-                return choice, trial
-            return self._conclude(choice, trial), None
-        if not self._ways[choice.strategy].times.known and choice.strategy.drafts:
-            return choice, None
-        if self._rounds < self._next_trial or self._rounds % _LOOK_AROUND:
-            return choice, None
-        return choice, self._worth_trying(choice)
+    def _count(self, strategy: Strategy, record: RoundRecord) -> float:
+        """Note a round of ``strategy`` before the strategy learns from it; its seconds from outcome to outcome."""
+        outcome_at = record.began_seconds + record.draft_seconds + record.wait_seconds
+        seconds = max(record.draft_seconds + record.wait_seconds, outcome_at - self._outcome_at)
+        self._outcome_at = outcome_at
+        self._rounds += 1
+        self._tokens += record.accepted + 1
+        self._reply_tokens += record.accepted + 1
+        self._reply_rounds += 1
+        self._seconds += seconds
+        if self._before is None:
+            for mean in (self._first, self._ways[strategy].first):
+                mean.add(record.began_seconds + record.wait_seconds)
+        elif self._before is not strategy:
+            self._ways[strategy].times.begin_reply()  # it was drafted under another strategy
+        self._before = strategy
+        return seconds
 
-    def _conclude(self, choice: Plan, trial: Strategy) -> Plan:
-        """The choice after a trial."""
-        now, tried = self._ways[choice.strategy].rate(), self._ways[trial].rate()
-        better = tried > _BETTER * now
-        self._pause = float(_FIRST_PAUSE) if better else min(_MOST_PAUSE, self._pause * _PAUSE_GROWS)
-        self._next_trial = self._rounds + int(self._pause)
-        record = self._records[choice.strategy if better else trial]
-        record.patience = min(_MOST_PATIENCE, max(_PATIENCE, record.patience * _PATIENCE_GROWS))
-        record.next_trial = self._rounds + record.patience
-        record.figures = self._figures()
-        _log.debug("tried %s: %.1f tokens/s, %s %.1f", trial.name, tried, choice.strategy.name, now)
+    def _weigh(
+        self, done: Strategy, seconds: float, choice: Plan, trial: Strategy | None
+    ) -> tuple[Plan, Strategy | None]:
+        """The choice after a round of strategy ``done`` that took ``seconds``, and the strategy to try, if any."""
+        if trial is not None:
+            if done is trial:
+                self._trial_rounds += self._ways[trial].measured
+                self._trial_seconds += seconds
+            gain = self._gain(choice.strategy, trial)
+            error = self._error(self._ways[choice.strategy], self._ways[trial])
+            if self._undecided(gain, error):
+                return choice, trial
+            return self._conclude(choice, trial, gain, gain > _BETTER + 0.5 * error), None
+        known = self._ways[choice.strategy].measured
+        if (
+            not known
+            or self._rounds < self._next_trial
+            or (self._rounds > _LOOK_AROUND and self._rounds % _LOOK_AROUND)
+        ):
+            return choice, None
+        self._next, gain = self._most_promising(choice)
+        # Whole replies compare best, but neither a fast change nor a long reply waits for the next one.
+        if self._next is None or (gain < _MUCH and self._reply_rounds < _LONG_REPLY):
+            return choice, None
+        self._begin_trial(self._next)
+        return choice, self._trial
+
+    def _error(self, chosen: Shapes | Alone, tried: Shapes | Alone) -> float:
+        """The standard error of the gain that a trial shows."""
+        rounds = 1.0 / max(1, self._trial_rounds) + 1.0 / max(1.0, chosen.rounds)
+        return max(chosen.noise, tried.noise) * math.sqrt(rounds)
+
+    def _undecided(self, gain: float, error: float) -> bool:
+        """Whether a trial that shows ``gain`` times the speed so far, give or take ``error``, is to go on."""
+        rounds = self._trial_rounds
+        if rounds < 2:
+            return True
+        if gain < 1.0 - error or (rounds >= _LONG and gain < _BETTER) or rounds >= _LONGEST:
+            return False
+        return gain < _BETTER + _SURE * error
+
+    def _conclude(self, choice: Plan, trial: Strategy, gain: float, better: bool) -> Plan:
+        """The choice after a trial that showed ``gain`` times the speed."""
+        self._lost += self._trial_seconds * max(_LOSS, 1.0 - gain)
+        self._next_trial = self._rounds + _REST
+        loser = self._records[choice.strategy if better else trial]
+        loser.patience = min(_MOST_PATIENCE, max(_PATIENCE, loser.patience * _PATIENCE_GROWS))
+        loser.next_trial = self._tokens + loser.patience
+        figures = self._figures(trial if better else choice.strategy)
+        loser.figures, loser.own = figures, self._figures(choice.strategy if better else trial)
+        if better:  # drafting ahead slows both models: figures of one strategy are not those of another
+            for record in self._records.values():
+                record.figures = figures if record.figures else ()
+            if not trial.drafts:  # it is to know what drafting took
+                self._ways[trial].times.like = copy.copy(self._ways[choice.strategy].times)
+        _log.debug("tried %s instead of %s: %.2f times the speed", trial.name, choice.strategy.name, gain)
         return self._ways[trial].choice if better else choice
 
-    def _worth_trying(self, choice: Plan) -> Strategy | None:
-        """The strategy that promises most, if that is much and its last trial is long ago or worthless."""
-        chosen = self._ways[choice.strategy]
-        like = chosen.times if chosen.times.known else None
-        rate = chosen.rate()
-        best, most = None, 0.0
+    def _reply_seconds(self, strategy: Strategy) -> float:
+        """Expected seconds of a whole reply under ``strategy``.
+
+        The first outcome takes as long as a reply's first outcomes do; the other rounds follow at the strategy's rate.
+        """
+        way = self._ways[strategy]
+        first, own = self._first.value_or(0.0), way.first
+        first = (own.weight * own.value_or(0.0) + _FEW * first) / (own.weight + _FEW)
+        return first + max(0.0, self._length.value_or(_FIRST_TOKENS) / way.rate() - way.wait)
+
+    def _gain(self, strategy: Strategy, other: Strategy) -> float:
+        """How many times as fast replies are under the ``other`` strategy."""
+        return self._reply_seconds(strategy) / max(1e-9, self._reply_seconds(other))
+
+    def _begin_trial(self, strategy: Strategy) -> None:
+        self._ways[strategy].begin_trial()
+        self._trial_rounds, self._trial_seconds = 0, 0.0
+        with self._lock:
+            self._trial, self._next, self._resting = strategy, None, False
+
+    def _most_promising(self, choice: Plan) -> tuple[Strategy | None, float]:
+        """The strategy worth a trial, if any, and the gain that it promises."""
+        best, most = None, _WORTH
         for strategy, record in self._records.items():
+            way = self._ways[strategy]
             if strategy is choice.strategy:
                 continue
-            way = self._ways[strategy]
-            if record.figures and self._changed(record.figures):
-                way.forget()
-                record.patience, record.figures = 0, ()
-            elif self._rounds < record.next_trial:
-                continue
-            if like is not None:
-                way.times.like = like
-            # Times borrowed from a strategy that drafts ahead may be those of busy processors.
-            doubt = choice.strategy.ahead and not strategy.ahead and not way.times.known
-            promised = way.promise() * (_DOUBT if doubt else 1.0)
-            if not choice.strategy.drafts and best is None:  # nothing tells what drafting would take by now
-                promised = max(promised, _DOUBT * rate)
-            if promised > max(most, _WORTH * rate):
-                best, most = strategy, promised
-        if best is not None:
-            self._ways[best].begin_trial()
-            self._trial_rounds = 0
-        return best
+            if record.figures and way.measured:
+                if self._changed(record.figures):
+                    record.patience = 0
+                    way.forget()
+                elif self._tokens >= record.next_trial:
+                    way.forget()
+            if not way.measured:
+                self._lend_times(strategy)
+            gain = self._gain(choice.strategy, strategy)
+            if gain > most and self._affordable(strategy, _MUCH_SHARE if gain > _MUCH else _SHARE):
+                best, most = strategy, gain
+        return best, most
 
-    def _figures(self) -> tuple[float, ...]:
-        times = self._ways[self._choice.strategy].times
-        return self._link.round_trip.at(0.0, 0.0), times.verify_seconds(1.0), times.level_seconds(1.0)
+    def _affordable(self, strategy: Strategy, share: float) -> bool:
+        """Whether a trial of ``strategy`` would keep within what trials may lose: a share, and part of a reply."""
+        way = self._ways[strategy]
+        rounds = _TRIAL if strategy.drafts else self._length.value_or(_FIRST_TOKENS)
+        risk = _RISK * rounds * way.wait
+        return self._lost + risk < share * self._seconds + _GRACE * self._reply_seconds(self._choice.strategy)
+
+    def _lend_times(self, strategy: Strategy) -> None:
+        """Let others' times stand in for those of a strategy that has none.
+
+        They are the choice's, as far as both strategies' times were known together, or those of one that works alike.
+        """
+        way, record, of = self._ways[strategy], self._records[strategy], self._choice.strategy
+        factors = 1.0, 1.0
+        if record.figures:
+            # Drafting ahead slows both models down where they share processors: without it they may be faster.
+            most = _DOUBT if of.ahead and not strategy.ahead else 1.0
+            target, draft = (
+                min(most, max(0.25, own / then)) for own, then in zip(record.own[1:], record.figures[1:], strict=True)
+            )
+            factors = target, draft
+        else:
+            known = [s for s, way in self._ways.items() if s.drafts and way.measured]
+            alike = [s for s in known if s.ahead == strategy.ahead] or known
+            of = of if of in alike or not alike else alike[0]
+        like = self._ways[of]
+        way.times.like, way.times.factors = copy.copy(like.times), factors  # a copy: it never leads back to its user
+        if isinstance(way, Shapes) and isinstance(like, Shapes):
+            way.lent_overrun = like.overrun if like.measured else 1.0
+
+    def _figures(self, strategy: Strategy) -> tuple[float, ...]:
+        """What tells whether link or models have changed: seconds over the link, in the target, of a level."""
+        times = self._ways[strategy].times
+        return (
+            max(2e-3, self._link.round_trip.typical),
+            max(1e-4, times.verify_seconds(8.0)),
+            max(1e-4, times.level_seconds(1.0)),
+        )
 
     def _changed(self, then: tuple[float, ...]) -> bool:
-        return any(max(a, b) > _CHANGED * min(a, b) + 1e-3 for a, b in zip(then, self._figures(), strict=True))
+        now = self._figures(self._choice.strategy)
+        return any(max(a, b) > _CHANGED * min(a, b) for a, b in zip(then, now, strict=True))

@@ -650,6 +650,11 @@ class BenchDragonArguments:
     time_scale: float = flag(1.0, "stretch all times by this factor, on a busy machine")
     trips: str = flag("0,100,200,300", "extra round trips", metavar="MS,...")
     model: str = flag("", _MODEL)
+    as_asked: bool = flag(False, "ask the bare questions, a dozen tokens each, whose reading hides no round trip")
+    variants: list[str] = flag(
+        [], "methods to measure, as the report names them, such as dragon 'dragon, independent' (default: the usual)",
+        many=True,
+    )  # fmt: skip
     bytes: bool = flag(False, "count bytes per token instead, by vocabulary, randomness and evidence; no time is held")
     plot: Path | None = file_option("draw latencies over the round trip (.png, .svg, .pdf)")
     json: Path | None = json_option()
@@ -689,7 +694,15 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     once by the real model and repeated at the times given. Exits with 1 if one of the paper's bars is missed at the
     longest round trip.
     """
-    from dsd_lab.dragon.bench import DragonBench, draw_dragon, measure_bytes, measure_dragon, render, render_bytes
+    from dsd_lab.dragon.bench import (
+        DragonBench,
+        draw_dragon,
+        measure_bytes,
+        measure_dragon,
+        render,
+        render_bytes,
+        variants_named,
+    )
     from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
@@ -702,8 +715,9 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
         )
         _finish(report, render_bytes(report), args)
         return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
+    variants = variants_named(args.variants)
     with Progress() as bar:
-        report = measure_dragon(bench, _load(args.model), SentenceEncoder(), progress=bar.to)
+        report = measure_dragon(bench, _load(args.model), SentenceEncoder(), variants, progress=bar.to)
     _finish(report, render(report), args, draw_dragon)
     return EXIT_DONE if all(report["reached"].values()) else EXIT_GOAL_MISSED
 

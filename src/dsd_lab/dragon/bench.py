@@ -20,7 +20,7 @@ from dsd_lab.bench.scenes import BATCH_GROWTH
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
 from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
-from dsd_lab.dragon.corpus import QUESTIONS, SOURCE, count_tokens, read_corpus, two_sides
+from dsd_lab.dragon.corpus import ASKED, QUESTIONS, SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
@@ -56,6 +56,7 @@ class AnswerVariant:
     evidence: str = "sparse"
     temperature: float = 0.0
     randomness: str = "shared"
+    reweight_every: int = 0
 
 
 VARIANTS = (
@@ -68,6 +69,21 @@ VARIANTS = (
     AnswerVariant("drdg-sw, full", "drdg-sw", "full"),
     *(AnswerVariant(method, method) for method in ("drcg-text", "drcg-kv", "crcg", "crcg-cloud", "device")),
 )
+
+
+FURTHER = (  # measured where they are named
+    AnswerVariant("dragon, independent", "dragon", temperature=1.0, randomness="independent"),
+    AnswerVariant("dragon, reweighted", "dragon", reweight_every=4),
+)
+
+
+def variants_named(names: Sequence[str]) -> list[AnswerVariant]:
+    """The variants of these names, by default all of VARIANTS; BenchError."""
+    known = {variant.label: variant for variant in (*VARIANTS, *FURTHER)}
+    for name in names:
+        if name not in known:
+            raise BenchError(f"there is no variant {name!r}; name some of {'; '.join(known)}")
+    return [known[name] for name in names] or list(VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class DragonBench:
     max_tokens: int = 20
     seed: int = 0
     time_scale: float = 1.0
+    as_asked: bool = False  # the bare questions, a dozen tokens each
 
     def __post_init__(self) -> None:
         check_range("questions", self.questions, 1, len(QUESTIONS))
@@ -145,7 +162,7 @@ def measure_dragon(
     profiles: dict[Any, Profile] = {}
     agreed = []
     for number in range(bench.questions):
-        question = QUESTIONS[number]
+        question = (ASKED if bench.as_asked else QUESTIONS)[number]
         rows.clear()
         _hold(bench, sides, held=False)
         agreed.append(_prepare(bench, sides, question, variants))
@@ -188,6 +205,7 @@ def answer_to(
     settings = AggregationSettings(
         documents=bench.documents, max_tokens=bench.max_tokens, temperature=variant.temperature,
         evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
+        reweight_every=variant.reweight_every,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
     kind = DragonServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
@@ -396,7 +414,7 @@ def make_report(
         "agreed": agreed,
         "rows": rows,
         "bars": bars,
-        "reached": reached(bars),
+        "reached": {} if bench["as_asked"] else reached(bars),
         "answers": [
             {key: run[key] for key in ("variant", "question", "text")}
             for run in runs

@@ -19,7 +19,7 @@ from dsd_ros.dragon.documents.index import TEMPERATURE
 from dsd_ros.dragon.documents.retrieval import Retrieved
 
 SOURCE = "the language reference of Python as pydoc_data.topics carries it (PSF licence)"
-_ASKED = (
+ASKED = (
     "What does the with statement do?",
     "When is the finally clause of a try statement executed?",
     "What does the global statement do?",
@@ -33,7 +33,7 @@ _ASKED = (
 QUESTIONS = tuple(
     f"{question} Explain it in one or two plain sentences for somebody who is new to Python, "
     "and tell what to look out for."
-    for question in _ASKED
+    for question in ASKED
 )
 _HELD_OUT = 5  # every so many topics one is for testing
 _LEAST_CHARS = 80  # of a passage: headings and the like say nothing

@@ -14,7 +14,7 @@ from hashed_words import HashedWords
 from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
-from dsd_lab.dragon import METHODS
+from dsd_lab.dragon import METHODS, bench as dragon_bench
 from dsd_lab.dragon.bench import (
     VARIANTS,
     DragonBench,
@@ -24,14 +24,16 @@ from dsd_lab.dragon.bench import (
     measure_dragon,
     render,
     render_bytes,
+    variants_named,
 )
-from dsd_lab.dragon.corpus import Passages, read_corpus
+from dsd_lab.dragon.corpus import ASKED, Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, render as render_lm, score_window
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -146,6 +148,30 @@ def few_passages(count_tokens, size):
             f"A passage about the {thing} of Python." for thing in ("with", "for", "try", "list", "global", "def")
         ]
     )
+
+
+def test_variants_beyond_the_usual_are_named(model, monkeypatch):
+    """Algorithm 1 with each side's own noise, weights estimated again, and questions as they are asked."""
+    asked: list[tuple[str, AggregationSettings]] = []
+    opened = dragon_bench.open_session
+
+    def watched(method, channel, robot, passages, settings, **more):
+        session = opened(method, channel, robot, passages, settings, **more)
+        answer = session.answer
+        session.answer = lambda question: (asked.append((question, settings)), answer(question))[1]
+        return session
+
+    monkeypatch.setattr(dragon_bench, "open_session", watched)
+    monkeypatch.setattr(dragon_bench, "read_corpus", few_passages)
+    names = ["device", "dragon, independent", "dragon, reweighted"]
+    bench = replace(FAST, questions=1, trips_ms=(0.0,), as_asked=True)
+    report = measure_dragon(bench, model, HashedWords(), variants_named(names))
+    assert {row["variant"] for row in report["rows"]} == set(names) and report["reached"] == {}
+    assert {question for question, _ in asked} == {ASKED[0]}
+    assert [(s.randomness, s.reweight_every) for _, s in asked[1:]] == [("independent", 0), ("shared", 4)]
+    assert variants_named([]) == list(VARIANTS)
+    with pytest.raises(BenchError, match="there is no variant 'dragons'; name some of dragon; "):
+        variants_named(["dragons"])
 
 
 def test_links_are_as_long_as_they_are_called():

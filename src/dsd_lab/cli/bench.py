@@ -651,10 +651,7 @@ class BenchDragonArguments:
     trips: str = flag("0,100,200,300", "extra round trips", metavar="MS,...")
     model: str = flag("", _MODEL)
     as_asked: bool = flag(False, "ask the bare questions, a dozen tokens each, whose reading hides no round trip")
-    variants: list[str] = flag(
-        [], "methods to measure, as the report names them, such as dragon 'dragon, independent' (default: the usual)",
-        many=True,
-    )  # fmt: skip
+    variants: list[str] = flag([], "methods to measure, by the report's names, as 'dragon, independent'", many=True)
     bytes: bool = flag(False, "count bytes per token instead, by vocabulary, randomness and evidence; no time is held")
     plot: Path | None = file_option("draw latencies over the round trip (.png, .svg, .pdf)")
     json: Path | None = json_option()
@@ -694,31 +691,23 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     once by the real model and repeated at the times given. Exits with 1 if one of the paper's bars is missed at the
     longest round trip.
     """
-    from dsd_lab.dragon.bench import (
-        DragonBench,
-        draw_dragon,
-        measure_bytes,
-        measure_dragon,
-        render,
-        render_bytes,
-        variants_named,
-    )
+    from dsd_lab.dragon import bench as bench_of
     from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
     if args.plot is not None:
         check_plot(args.plot)
-    bench = DragonBench(**_same(args, DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
+    bench = bench_of.DragonBench(**_same(args, bench_of.DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
     if args.bytes:
-        report = measure_bytes(
+        report = bench_of.measure_bytes(
             _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
         )
-        _finish(report, render_bytes(report), args)
+        _finish(report, bench_of.render_bytes(report), args)
         return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
-    variants = variants_named(args.variants)
+    variants = bench_of.variants_named(args.variants)
     with Progress() as bar:
-        report = measure_dragon(bench, _load(args.model), SentenceEncoder(), variants, progress=bar.to)
-    _finish(report, render(report), args, draw_dragon)
+        report = bench_of.measure_dragon(bench, _load(args.model), SentenceEncoder(), variants, progress=bar.to)
+    _finish(report, bench_of.render(report), args, bench_of.draw_dragon)
     return EXIT_DONE if all(report["reached"].values()) else EXIT_GOAL_MISSED
 
 

@@ -236,6 +236,36 @@ def test_doctor_warns_a_robot_of_cyclone_11(capsys, monkeypatch, tmp_path):
     assert "0.10.2" in finding["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("plugin", "found"),
+    [
+        ("dsd_ros = json:loads", (True, r"vllm 0.32.0 in \S+, its plug-in loads")),
+        ("", (False, "but its plug-in is missing: pip install --no-deps .")),
+        ("dsd_ros = json:no_such", (False, "but its plug-in does not load: ")),
+        (None, (False, "^not installed")),
+    ],
+)
+def test_doctor_finds_the_vllm_beside_this_environment(capsys, monkeypatch, tmp_path, plugin, found):
+    python = tmp_path / ".venv-vllm" / "bin" / "python"
+    if plugin is not None:
+        for name, files in {
+            "vllm": {"__init__.py": ""},
+            "vllm-0.32.0.dist-info": {"METADATA": "Name: vllm\nVersion: 0.32.0\n", "top_level.txt": "vllm\n"},
+            "dsd_ros-1.dist-info": {"entry_points.txt": f"[vllm.general_plugins]\n{plugin}\n"},
+        }.items():
+            (tmp_path / name).mkdir()
+            for file, text in files.items():
+                (tmp_path / name / file).write_text(text)
+        python.parent.mkdir(parents=True)
+        python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" -S "$@"\n')
+        python.chmod(0o755)
+    monkeypatch.setattr("dsd_ros.paths.share_directory", lambda: tmp_path)
+    _, out, _ = dsd(capsys, "doctor", "--role", "cloud", "--json")
+    finding = next(one for one in json.loads(out) if one["name"] == "vllm")
+    assert finding["ok"] == found[0] and re.search(found[1], finding["detail"]), finding
+    assert not finding["required"]
+
+
 def test_doctor_examines_the_token_file(capsys, tmp_path):
     file = tmp_path / "token"
 

@@ -94,7 +94,7 @@ def test_pictures_go_as_the_server_wants_them(serve, vllm, target, draft, pictur
         assert decode(serve(), draft, settings, asked) == decode(own, draft, settings, asked)
 
 
-@pytest.mark.parametrize("fault", ["cached", "short", "null", "forgets", "tie"])
+@pytest.mark.parametrize("fault", ["cached", "not-json", "short", "null", "forgets", "tie"])
 @pytest.mark.parametrize("mode", ["dsd", "mc-dsd"])
 def test_what_the_server_lacks_it_is_asked_for_again(serve, vllm, target, draft, picture, fault, mode):
     plan, asked = DecodeSettings(mode=mode, max_tokens=10, seed=1), questions(picture, 1)

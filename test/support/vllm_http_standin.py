@@ -26,8 +26,8 @@ from PIL import Image
 from dsd_ros.vlm.loading import ModelSettings, load_front
 
 FAULTS = (
-    "cached", "short", "null", "garbage", "tie", "nan", "padding", "400", "429", "500", "forgets", "html", "cut",
-    "silent", "slow", "dies", "other", "huge",
+    "cached", "not-json", "short", "null", "garbage", "tie", "nan", "padding", "400", "429", "500", "forgets", "html",
+    "cut", "silent", "slow", "dies", "other", "huge",
 )  # fmt: skip
 GENERATE = "/inference/v1/generate"
 
@@ -89,6 +89,10 @@ class VllmServer:
             self.alive = False
         if fault in ("cut", "dies"):
             return 0, None
+        if fault == "not-json":
+            if "prompt_logprobs" in body["sampling_params"]:
+                return failed(400, "Out of range float values are not JSON compliant: nan")
+            fault = ""
         if fault.isdigit():
             return failed(int(fault), "not now\nsecond line")
         if fault == "html":

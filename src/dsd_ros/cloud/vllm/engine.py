@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
 import itertools
 import json
 import os
-import struct
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-import numpy as np
 import torch
 
 from dsd_ros.cloud.settings import BackendSettings
@@ -173,16 +170,9 @@ class VllmEngine:
             }
             pixels = torch.cat([picture.pixels for picture in pictures])
             items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": pixels, "image_grid_thw": grids}, fields)
-        names = {"image": [picture_name(picture.image) for picture in pictures]}
+        names = {"image": [picture.name for picture in pictures]}
         places = {"image": [PlaceholderRange(picture.offset, picture.tokens) for picture in pictures]}
         return mm_input(tokens, items, names, places, cache_salt=prefix.salt)
-
-
-def picture_name(image: np.ndarray) -> str:
-    """What a cache knows a picture by: the same for the same pixels, and for no others."""
-    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
-    digest.update(np.ascontiguousarray(image).data)
-    return digest.hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

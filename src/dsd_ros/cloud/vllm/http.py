@@ -25,7 +25,6 @@ import torch
 
 from dsd_ros.cloud.settings import BackendSettings
 from dsd_ros.cloud.verification import RoundRefused
-from dsd_ros.cloud.vllm.engine import picture_name
 from dsd_ros.cloud.vllm.target import ARGMAX, COUPLED, EngineLost, EnginePrefix, Wish
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.settings import SamplingSettings
@@ -277,7 +276,7 @@ class HttpEngine:
 
     def _features(self, pictures: Sequence[PreparedPicture], whole: bool) -> dict[str, Any]:
         """Pictures as vLLM takes them; without ``whole`` by name alone."""
-        names, images = [picture_name(picture.image) for picture in pictures], self._model.images
+        names, images = [picture.name for picture in pictures], self._model.images
         if self._raw_pixels:  # other pixels need another name
             names = [f"raw-{name}" for name in names]
         data = [_packed(picture, images if self._raw_pixels else None) if whole else None for picture in pictures]

@@ -174,8 +174,9 @@ class Tuner:
         elif choice.strategy.drafts:
             what += f", {choice.length} tokens"
         tried = {s.name: w.rate() for s, w in self._ways.items() if w.measured and s is not choice.strategy}
-        said = [f"{way.rate():.0f} tokens/s" if way.measured else "not measured yet"]
-        return f"{what}: " + "; ".join(said + [f"{name} {rate:.0f}" for name, rate in tried.items()])
+        rate = f"{way.rate():.0f} tokens/s" if way.measured else "not measured yet"
+        others = ", ".join(f"{name} {rate:.0f}" for name, rate in tried.items())
+        return f"{what}: {rate}" + (f"; tried: {others}" if others else "")
 
     # ------------------------------------------------------------------------------- the strategy
 
@@ -260,7 +261,8 @@ class Tuner:
                 record.figures = figures if record.figures else ()
             if not trial.drafts:  # it is to know what drafting took
                 self._ways[trial].times.like = copy.copy(self._ways[choice.strategy].times)
-        _log.debug("tried %s instead of %s: %.2f times the speed", trial.name, choice.strategy.name, gain)
+        log, says = (_log.info, "mode auto changes") if better else (_log.debug, "mode auto tried")
+        log("%s: %s instead of %s, %.2f times the speed", says, trial.name, choice.strategy.name, gain)
         return self._ways[trial].choice if better else choice
 
     def _reply_seconds(self, strategy: Strategy) -> float:

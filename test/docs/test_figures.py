@@ -21,8 +21,8 @@ from dsd_ros.decoding.modes import PRESETS
 
 # Reports from before they named their models. `make figures` measures them anew: then take them out here.
 OF_BEFORE = {
-    "auto", "best", "dragon-bytes", "dragon-latency", "dragon-lm", "dragon-scheduling", "faults", "modes-gamma",
-    "modes-go2", "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety", "safety-load", "soak", "view",
+    "dragon-bytes", "dragon-latency", "dragon-lm", "dragon-scheduling", "faults", "modes-gamma",
+    "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety", "safety-load", "soak", "view",
     "wire", "wire-link", "wire-text",
 }  # fmt: skip
 REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
@@ -95,3 +95,13 @@ def test_every_report_that_a_page_names_is_there(page: Path) -> None:
 def test_the_page_names_every_mode() -> None:
     page = text_of(ROOT / "docs" / "modes.md")
     assert {name for name in PRESETS if f"`{name}`" in page} == set(PRESETS)
+
+
+THE_PAPERS = {"1.21 times", "1.34 times"}  # FSD Table 8
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/modes.md"])
+def test_measured_times_stand_in_blocks_alone(name: str) -> None:
+    prose = re.sub(r"<!-- figures: .*?<!-- /figures -->|```.*?```", "", text_of(ROOT / name), flags=re.DOTALL)
+    typed = set(re.findall(r"\d*\.\d+ ?(?:x|times|ms|s|seconds|tokens a second)\b", prose))
+    assert typed <= THE_PAPERS, f"{name} has {', '.join(sorted(typed - THE_PAPERS))} outside a block"

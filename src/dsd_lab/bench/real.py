@@ -63,7 +63,9 @@ def measure_real(
             settings = dataclasses.replace(variant.decode, seed=seed)
             sessions.append(stack.enter_context(EdgeSession(channel, robot, settings, PATIENT_LINK)))
         longest = variants[0].decode.max_tokens
-        generate(alone, scenes[0], WARM_UP_TOKENS)
+        greedy = variants[0].decode.sampling.greedy  # generate draws with other numbers
+        if greedy:
+            generate(alone, scenes[0], WARM_UP_TOKENS)
         generated: list[float] = []
         same = True
         done = 0
@@ -74,22 +76,30 @@ def measure_real(
                 done += 1
                 if progress is not None:
                     progress(done, images * len(variants), variants[index], reply)
-            seconds, tokens = generate(alone, scene, longest)
-            generated.append(seconds)
-            same &= tokens == measured[0].replies[-1].tokens
+            if greedy:
+                seconds, tokens = generate(alone, scene, longest)
+                generated.append(seconds)
+                same &= tokens == measured[0].replies[-1].tokens
     setting = {"images": images, "seed": seed, "transport": "process", "cores": cores, "time_scale": 1.0}
     report = make_report(measured, profile, {"draft": robot, "target": alone}, setting, sweeps)
-    report["generate"] = ratio(generated) | {"same_tokens": same}
+    report["generate"] = ratio(generated[_settled(generated) :]) | {"same_tokens": same} if generated else None
     for row, one in zip(report["rows"], measured, strict=True):
-        row["settled"] = _settled([reply.seconds for reply in one.replies], measured, generated)
+        row["settled"] = _settled_figures([reply.seconds for reply in one.replies], measured, generated)
     return report
 
 
-def _settled(seconds: Sequence[float], measured: Sequence[Measured], generated: Sequence[float]) -> dict[str, Any]:
+def _settled(replies: Sequence[Any]) -> int:
+    """The first reply that counts: the third, or the first where there are no more."""
+    return SETTLED if len(replies) > SETTLED else 0
+
+
+def _settled_figures(
+    seconds: Sequence[float], measured: Sequence[Measured], generated: Sequence[float]
+) -> dict[str, Any]:
     """Seconds a reply and speed-ups, with their intervals, from the third reply on; of all where there are no more."""
-    first = SETTLED if len(seconds) > SETTLED else 0
+    first = _settled(seconds)
     mine = seconds[first:]
-    found = {"seconds": ratio(mine), "over_generate": _over(generated[first:], mine)}
+    found = {"seconds": ratio(mine), "over_generate": _over(generated[first:], mine) if generated else None}
     baseline = next((m for m in measured if m.variant.decode.mode == "ar"), None)
     if baseline is not None:
         found["over_ar"] = _over([reply.seconds for reply in baseline.replies[first:]], mine)

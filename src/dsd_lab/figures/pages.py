@@ -88,9 +88,11 @@ class Pages:
 
 
 def _environment(report: Callable[[str], Any]) -> Environment:
+    from dsd_lab.figures.runs import load_runs  # which imports this module
+
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=FileSystemLoader(BLOCKS), **options)  # noqa: S701  # Markdown
-    environment.globals |= {"report": report, "pair_page": pair_page}
+    environment.globals |= {"report": report, "pair_page": pair_page, "runs": list(load_runs().values())}
     environment.filters |= {
         "interval": interval, "num": number, "percent": partial(number, form=".1%"), "rows": _by_label,
     }  # fmt: skip
@@ -105,9 +107,9 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval(figure: dict[str, Any], form: str = ".2f") -> str:
-    """``1.08 [1.02, 1.15]`` of {"value", "low", "high"}; only the value where the bounds are not known."""
+    """``1.08 [1.02, 1.15]`` of {"value", "low", "high"}; only the value where there are no bounds, or one reply."""
     value, low, high = (figure.get(key) for key in ("value", "low", "high"))
-    if value is None or low is None or high is None:
+    if value is None or low is None or high is None or figure.get("of") == 1:
         return number(value, form)
     bounds = ", ".join(number(bound, form).removesuffix(" %") for bound in (low, high))
     return f"{number(value, form)} [{bounds}]"

@@ -253,11 +253,15 @@ class VerifierEngine:
     def _see(self) -> None:
         while not self._queue.closed:
             try:
-                with self._queue.preparing() as turn:
-                    if turn is not None and turn.arrival is not None:
-                        self._prepare(turn.arrival)
+                self._see_next()
             except Exception:
                 self._failed("a picture")
+
+    def _see_next(self) -> None:
+        # A function of its own, so that no reply is kept while the next picture is waited for.
+        with self._queue.preparing() as turn:
+            if turn is not None and turn.arrival is not None:
+                self._prepare(turn.arrival)
 
     def _prepare(self, arrival: _Arrival) -> None:
         message = arrival.observation

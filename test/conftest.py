@@ -18,6 +18,12 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
+# Each process of pytest has a cache directory of its own, since mode auto keeps there what it measures. Those of pip
+# and matplotlib stay, since they are slow to fill.
+_CACHE = tempfile.TemporaryDirectory(prefix="dsd_ros_test_cache_")
+os.environ.setdefault("PIP_CACHE_DIR", str(Path(os.environ["HOME"]) / ".cache" / "pip"))
+os.environ.setdefault("MPLCONFIGDIR", str(Path(tempfile.gettempdir()) / "dsd_ros_test_matplotlib"))
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the package anew
 
 gc.disable()  # while tests are collected; what that creates lasts, and is exempt from later collections

@@ -19,7 +19,9 @@ from dsd_ros.cli.arguments import (
 )
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.settings import TUNING_FILE
 from dsd_ros.logs import LogSettings, logging_to_stderr
+from dsd_ros.paths import OWN
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
@@ -38,6 +40,7 @@ class DecodeArguments:
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     link: VerifierFlags = part(VerifierFlags)
+    tuning_file: str = flag(OWN, TUNING_FILE, metavar="FILE")
     log: LogSettings = part(LogSettings)
     json: Path | None = json_option("the reply")
 
@@ -51,6 +54,7 @@ def command(args: DecodeArguments) -> int:
     from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
+    from dsd_ros.edge.tuning_file import TuningFile
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model
@@ -69,10 +73,11 @@ def command(args: DecodeArguments) -> int:
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
+    kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
     with (
         logging_to_stderr(args.log),
         args.link.channel() if args.link.verifier else in_process_channel(model_path(args.target, "target")) as channel,
-        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary) as session,
+        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept) as session,
     ):
         reply = session.decode(image, instruction, history=history)
     print(shown(reply.text, keep=LINES))

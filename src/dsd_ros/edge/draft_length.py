@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.edge.estimates import Floats, LineFit, Mean, Numbers, Share
+from dsd_ros.edge.estimates import Estimate, Floats, LineFit, Mean, Numbers, Share
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.edge.strategies import ALONE, Strategy
@@ -44,8 +44,10 @@ _RANKS = 8
 _NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
-class AcceptanceEstimate:
+class AcceptanceEstimate(Estimate):
     """How much of a draft is accepted: rates by position, ranks of the target's tokens, how often drafts end early."""
+
+    kept = ("_held", "_tried", "_ranks", "_ended", "_went_on", "_fit", "longest")
 
     def __init__(self) -> None:
         self._held = np.zeros(MAX_DRAFT_LENGTH)
@@ -120,8 +122,10 @@ class AcceptanceEstimate:
         return self._trees
 
 
-class LinkTimes:
+class LinkTimes(Estimate):
     """What a link's messages take, whatever the strategy."""
+
+    kept = ("round_trip", "bytes_up", "down_held", "down_rejected")
 
     def __init__(self) -> None:
         self.round_trip = LineFit()  # seconds, by bytes up and down
@@ -144,11 +148,13 @@ class LinkTimes:
         return seconds, seconds - self.round_trip.at(0.0, 0.0)
 
 
-class Times:
+class Times(Estimate):
     """Where a round's time goes under one strategy: drafting, link, target, and how much of the drafting is hidden.
 
     Until it has figures of its own, those of ``like``, another strategy, stand in for them, times ``factors``.
     """
+
+    kept = ("draft", "_ahead", "_hits", "verify", "fitted", "_speed", "in_flight", "largest")
 
     def __init__(self, link: LinkTimes | None = None, ahead: bool = False) -> None:
         """``ahead``: the strategy drafts ahead."""
@@ -262,11 +268,13 @@ class Times:
         return seconds
 
 
-class Shapes:
+class Shapes(Estimate):
     """Chooses the length, or the tree, of the drafts of one strategy.
 
     ``choice`` is the best shape so far. A choice stays until another promises ``_BETTER`` times its tokens a second.
     """
+
+    kept = ("times", "first", "_overruns", "_squares")
 
     def __init__(
         self, strategy: Strategy, lengths: tuple[int, int], acceptance: AcceptanceEstimate, link: LinkTimes
@@ -424,12 +432,14 @@ class Shapes:
         return rates
 
 
-class Alone:
+class Alone(Estimate):
     """The strategy without drafts: each token takes a pass of the target, and the link is crossed once a reply."""
 
     strategy = ALONE
     choice = Plan(0, strategy=ALONE)
     longest = 0
+
+    kept = ("times", "first", "_round")
 
     def __init__(self, link: LinkTimes) -> None:
         self.times = Times(link)

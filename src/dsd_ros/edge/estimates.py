@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,55 @@ Floats = NDArray[np.floating]
 Numbers = TypeVar("Numbers", float, Floats)
 
 
-class Mean:
+_KEPT = 16  # observations written down
+
+
+class Estimate:
+    """What can be written down in plain JSON values, and read again: the attributes that ``kept`` names."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> dict[str, Any]:
+        """The values of the attributes by name."""
+        return {name: _plain(getattr(self, name)) for name in self.kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take on what ``state`` gave; ValueError, TypeError or KeyError for anything else, which may change a part."""
+        for name in self.kept:
+            own, value = getattr(self, name), state[name]
+            if isinstance(own, Estimate):
+                own.restore(value)
+            else:
+                setattr(self, name, _like(own, value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return value.state()
+    if isinstance(value, deque):
+        return [_plain(item) for item in list(value)[-_KEPT:]]
+    if isinstance(value, (np.ndarray, tuple, list)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _like(own: Any, value: Any) -> Any:
+    """``value`` of the type and shape of ``own``; ValueError or TypeError."""
+    if isinstance(own, deque):
+        rows = np.array(value, dtype=np.float64)
+        if not np.isfinite(rows).all() or len(rows) > _WINDOW:
+            raise ValueError("not the last observations")
+        return deque((tuple(row) if isinstance(row, list) else row for row in rows.tolist()), own.maxlen)
+    numbers = np.array(value, dtype=np.float64)
+    if numbers.shape != np.shape(own) or not (np.isfinite(numbers) & (numbers >= 0.0)).all():
+        raise ValueError("not numbers of this shape")
+    return numbers if isinstance(own, np.ndarray) else type(own)(numbers)
+
+
+class Mean(Estimate):
     """An exponential average: each value has ``memory`` times the weight of the next one."""
+
+    kept = ("_sum", "_weight")
 
     def __init__(self, memory: float = 0.9) -> None:
         self._memory = memory
@@ -58,18 +105,26 @@ class Share(Mean):
         return (self._sum + 0.5) / (self._weight + 1.0)
 
 
-class LineFit:
+class LineFit(Estimate):
     """Fits y = level + slopes * x, slopes 0 or more, to the last observations.
 
     A slope is the median ratio of steps between neighbouring observations (after Theil and Sen), so a change of level
     is not mistaken for a slope; one that noise could explain is 0. The level is a median that forgets faster.
     """
 
+    kept = ("_y", "_x", "_count")
+
     def __init__(self) -> None:
         self._y: deque[float] = deque(maxlen=_WINDOW)
         self._x: deque[tuple[float, ...]] = deque(maxlen=_WINDOW)
         self._found: tuple[float, list[float]] | None = None
         self._count = 0
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._found = None
+        if len(self._y) != len(self._x) or len({np.shape(x) for x in self._x}) > 1 or (self._count and not self._y):
+            raise ValueError("not observations of a line")
 
     def __len__(self) -> int:
         return self._count

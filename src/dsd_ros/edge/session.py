@@ -26,6 +26,7 @@ from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.edge.strategies import strategies_of
 from dsd_ros.edge.translation import Translating, TranslatingAhead, Translation, check_translatable
 from dsd_ros.edge.tuner import Tuner
+from dsd_ros.edge.tuning_file import TuningFile
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -64,9 +65,11 @@ class EdgeSession:
         link: LinkSettings | None = None,
         vocabulary: Vocabulary | None = None,
         tuner: Tuner | None = None,
+        tuning_file: TuningFile | None = None,
     ) -> None:
         """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
-        an earlier session with the same settings, which has learned draft lengths.
+        an earlier session with the same settings, which has learned draft lengths. ``tuning_file``: where mode auto
+        keeps what it measures.
 
         ValueError as from :func:`check_settings`.
         """
@@ -76,10 +79,12 @@ class EdgeSession:
         self._draft_model: VisionLanguageModel | None = None
         self._translation: Translation | None = None
         self._tuner: Tuner | None = None
+        self._tuning_file: TuningFile | None = None
         if settings.needs_draft and draft_model is not None:
             self._draft_model = cast("VisionLanguageModel", draft_model)
             translates = vocabulary is not None and _translates(draft_model, vocabulary)
             self._tuner = tuner or tuner_for(settings, draft_model.vocab_size, translates)
+            self._tuning_file = tuning_file if settings.adapts else None
             if self._tuner is not None:
                 self._tuner.begin_session()
         if vocabulary is not None and _translates(draft_model, vocabulary):
@@ -140,7 +145,10 @@ class EdgeSession:
                 try:
                     if not self._link.session:
                         self._link.open(limits)
-                    return self._loop.decode(request)
+                    self._recall()
+                    reply = self._loop.decode(request)
+                    self._keep()
+                    return reply
                 except TargetChanged:
                     self._proposer.reset()
         finally:
@@ -177,8 +185,19 @@ class EdgeSession:
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""
+        self._keep(now=True)
         self._proposer.close()
         self._link.close()
+
+    def _recall(self) -> None:
+        if self._tuning_file is not None and self._tuner is not None and self._draft_model is not None:
+            assert self.verifier is not None
+            draft, target = self._draft_model.fingerprint, self.verifier.target_fingerprint
+            self._tuning_file.recall(self._tuner, self.settings, draft, target)
+
+    def _keep(self, now: bool = False) -> None:
+        if self._tuning_file is not None and self._tuner is not None:
+            self._tuning_file.keep(self._tuner, now)
 
     def __enter__(self) -> Self:
         self.open()

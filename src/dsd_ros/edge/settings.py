@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from dsd_ros.limits import ENCODINGS
 from dsd_ros.options import check_options, option
 
+TUNING_FILE = (
+    "file that keeps what mode auto measured, for the next start; own: dsd_ros/tuning.json in this user's cache "
+    "directory; empty: none"
+)
+
 
 @dataclass(frozen=True)
 class LinkSettings:

@@ -13,11 +13,12 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.draft_length import AcceptanceEstimate, Alone, LinkTimes, Shapes
-from dsd_ros.edge.estimates import Mean
+from dsd_ros.edge.estimates import Estimate, Mean
 from dsd_ros.edge.proposer import Plan, RoundDraft
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.edge.strategies import ALONE, IN_TURN, Strategy
@@ -39,6 +40,7 @@ _LOSS = 0.1  # of a trial's seconds: what it loses at least
 _RISK = 0.5  # of a trial's seconds: what it may lose
 _PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 512, 4, 1 << 16  # tokens until a strategy is tried again
 _DOUBT = 0.5  # share of their times that models may take when nothing is drafted ahead
+_FIGURES = 3  # what tells of a change
 _CHANGED = 2.0  # times that have grown or shrunk so much make an old trial worthless
 _FEW = 1.0  # replies for which a strategy's first rounds are taken to be as those of all
 _FIRST_TOKENS = 40.0  # of a reply, before any was decoded
@@ -71,6 +73,7 @@ class Tuner:
             strategy: Shapes(strategy, limits, self.acceptance, self._link) if strategy.drafts else Alone(self._link)
             for strategy in strategies
         }
+        self._shared: dict[str, Estimate] = {"acceptance": self.acceptance, "link": self._link}
         self._records = {strategy: _Record() for strategy in strategies}
         self._choice = self._ways[strategies[0]].choice
         self._trial: Strategy | None = None
@@ -82,6 +85,7 @@ class Tuner:
         self._reply_tokens = self._reply_rounds = 0
         self._length = Mean()  # tokens of a reply
         self._first = Mean()  # seconds until a reply's first outcome, whatever the strategy
+        self._shared |= {"length": self._length, "first": self._first}
         self._before: Strategy | None = None  # of the round before; None: this is the reply's first
         self._outcome_at = 0.0  # of the last round, seconds from the start of the reply
         self._seconds = self._lost = 0.0  # of all rounds; of these, by trials
@@ -164,6 +168,56 @@ class Tuner:
         if self._trial is None and self._next is not None and self._next is not self._choice.strategy:
             self._begin_trial(self._next)
         self._next = None
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, in plain JSON values; from the session's thread."""
+        return {
+            "shared": {name: estimate.state() for name, estimate in self._shared.items()},
+            "choice": self._choice.strategy.name,
+            "trials": [float(f"{seconds:.6g}") for seconds in (self._seconds, self._lost)],
+            "ways": {
+                strategy.name: way.state()
+                | {"trial": [record.patience, max(0, record.next_trial - self._tokens), record.figures, record.own]}
+                for (strategy, way), record in zip(self._ways.items(), self._records.values(), strict=True)
+            },
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take on what an earlier tuner's ``state`` gave; else ValueError, TypeError or KeyError, and nothing learned.
+
+        Strategies that only one of both knows are left out.
+        """
+        before = self.state()
+        try:
+            self._take_on(state)
+        except BaseException:
+            self._take_on(before)
+            raise
+
+    def _take_on(self, state: dict[str, Any]) -> None:
+        for name, estimate in self._shared.items():
+            estimate.restore(state["shared"][name])
+        seconds, lost = map(float, state["trials"])
+        if not 0.0 <= lost <= seconds < math.inf:
+            raise ValueError("no seconds")
+        self._seconds, self._lost = seconds, lost
+        for strategy, way in self._ways.items():
+            if strategy.name not in state["ways"]:
+                continue
+            known = state["ways"][strategy.name]
+            way.restore(known)
+            patience, left, figures, own = known["trial"]
+            if len(figures) != len(own) or len(own) not in (0, _FIGURES):
+                raise ValueError("no figures of a trial")
+            record = _Record(
+                int(patience), self._tokens + int(left), tuple(map(float, figures)), tuple(map(float, own))
+            )
+            self._records[strategy] = record
+            if way.times.known:
+                way.settle()
+            if strategy.name == state["choice"]:
+                with self._lock:
+                    self._choice = way.choice
 
     def explain(self) -> str:
         """What is chosen, its tokens a second, and those of what was tried."""

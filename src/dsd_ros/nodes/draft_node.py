@@ -26,6 +26,7 @@ from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession, check_settings
+from dsd_ros.edge.tuning_file import TuningFile
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.ros import health, qos
@@ -137,7 +138,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         assert self._loaded is not None
         self._made_with = made_with = self._settings.decode, self._settings.link
         model, vocabulary = self._loaded
-        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary)
+        link = f"{self._settings.transport} {self.get_namespace()}"
+        kept = TuningFile(self._settings.tuning_file, link)
+        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, tuning_file=kept)
 
     # -- the session ---------------------------------------------------------------------------
 

@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 Row = dict[str, Any]
 SOURCE = Path(__file__).resolve().parents[1]
 CODE = ("dsd_ros/decoding", "dsd_ros/vlm", "dsd_ros/wire", "dsd_ros/edge", "dsd_ros/cloud")  # decodes a reply
@@ -119,6 +117,8 @@ def share(values: Sequence[bool]) -> dict[str, Any]:
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> dict[str, Any]:
     """The same of a mean, or of sum(tops) / sum(bottoms): 2000 seeded resamples of the pairs (B. Efron, 1979)."""
+    import numpy as np
+
     if len(tops) == 0:
         return {"value": None, "low": None, "high": None, "of": 0}
     above = np.asarray(tops, dtype=np.float64)

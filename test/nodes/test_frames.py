@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from nav_msgs.msg import Odometry
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import CameraInfo, Image, Imu, Range
 from std_msgs.msg import String
 from tf2_msgs.msg import TFMessage
@@ -53,7 +54,9 @@ class Frames:
         ):  # fmt: skip
             self.heard[topic] = []
             rig.node.create_subscription(kind, topic, self.heard[topic].append, profile)
-        for topic, profile in (("tf", qos.TRANSFORMS), ("tf_static", qos.LATCHED)):
+        # As tf2's listener: of two robots' messages, a depth of one would keep the later one.
+        static = QoSProfile(depth=100, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        for topic, profile in (("tf", qos.TRANSFORMS), ("tf_static", static)):
             rig.node.create_subscription(TFMessage, topic, self._on_transforms, profile)
 
     def _on_transforms(self, message: TFMessage) -> None:

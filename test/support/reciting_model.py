@@ -82,6 +82,7 @@ class RecitingModel:
         self.eos_token_ids = frozenset({tokenizer.token_to_id(end)})
         self.num_layers = 1
         self.device = torch.device("cpu")
+        self.processors = None
         self.name = self.fingerprint = "reciter"
         self.exits = None
         self.passes = 0

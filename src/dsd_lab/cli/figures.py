@@ -18,7 +18,7 @@ class FiguresArguments:
 
 
 def command(args: FiguresArguments = FiguresArguments()) -> int:
-    """Every measured figure of the pages, measured anew.
+    """Measure every figure of the pages anew, and write them there.
 
     Runs the benchmarks whose reports in benchmarks/ are not of the present weights and code, each in a process of its
     own, and writes the figures into README, docs/ and benchmarks/README.md. A report is replaced when its command ends:

@@ -13,7 +13,7 @@ import torch
 import vllm_standin
 from by_hand import Robot
 from hypothesis import given, strategies as st
-from vllm_standin import decode, questions
+from vllm_standin import decode, decode_at_once, questions
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import BackendSettings, EngineSettings
@@ -71,16 +71,7 @@ def test_eight_robots_at_once_get_what_each_gets_alone(serve, target, draft, pic
     plans = [DecodeSettings(seed=number, max_tokens=10, **modes[number % 4]) for number in range(8)]
     asked = questions(picture, 2)
     engine, vllm, _ = serve()
-    found: dict[int, list[list[int]]] = {}
-
-    def drive(number: int) -> None:
-        found[number] = decode(engine, draft, plans[number], asked)
-
-    threads = [threading.Thread(target=drive, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    found = decode_at_once(engine, draft, plans, asked)
     for number, plan in enumerate(plans):
         with VerifierEngine(target) as own:
             assert found[number] == decode(own, draft, plan, asked), plan.mode

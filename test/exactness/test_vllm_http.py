@@ -13,7 +13,7 @@ import pytest
 import vllm_http_standin
 import vllm_standin
 from by_hand import Robot
-from vllm_standin import decode, questions
+from vllm_standin import decode, decode_at_once, questions
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
@@ -109,16 +109,7 @@ def test_what_the_server_lacks_it_is_asked_for_again(serve, vllm, target, draft,
 def test_eight_robots_at_once_get_what_each_gets_alone(serve, target, draft, picture):
     plans = [DecodeSettings(seed=number, max_tokens=10, **PLANS[number]) for number in range(8)]
     engine, asked = serve(), questions(picture, 2)
-    found: dict[int, list[list[int]]] = {}
-
-    def drive(number: int) -> None:
-        found[number] = decode(engine, draft, plans[number], asked)
-
-    threads = [threading.Thread(target=drive, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    found = decode_at_once(engine, draft, plans, asked)
     for number, plan in enumerate(plans):
         with VerifierEngine(target) as own:
             assert found[number] == decode(own, draft, plan, asked), plan.mode

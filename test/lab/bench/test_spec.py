@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from in_process import dsd_lab
-from tiny_text import make_tiny_text
+from text_pair import EVERY_PROOF, GREEDY, text_pair
 
 from dsd_lab.bench import spec
 from dsd_lab.bench.spec import TASKS, chosen, read_questions
 from dsd_lab.report import BenchError
-from dsd_ros.vlm.exits import ExitAdapters
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import ModelSettings
 
 # In Spec-Bench's format; its own questions are not copied here.
 QUESTIONS = [
@@ -25,20 +24,11 @@ QUESTIONS = [
     (5, "math_reasoning", ["A dog has 4 legs. How many have 3 dogs?"]),
     (6, "rag", ["The dock is in room 5.\n\nWhere is the dock?"]),
 ]
-GREEDY = "ar dsd fsd dsd:shape=budget fsd:pipeline_depth=3 auto"
-EVERY_PROOF = (
-    "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget fsd:proof=coupled+shape=budget+pipeline_depth=2 "
-    "auto dsd fsd dssd tslt mc-dsd mc-tslt"
-)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("llamas")
-    target = make_tiny_text(folder / "target", max_positions=1024)
-    model = load_model(ModelSettings(str(target), threads=1))
-    ExitAdapters.untrained(model).save(target, model.fingerprint)
-    return ["--model", str(target), "--draft", str(make_tiny_text(folder / "draft", noise=0.05, max_positions=1024))]
+    return text_pair(tmp_path_factory.mktemp("llamas"))
 
 
 @pytest.fixture

@@ -8,25 +8,16 @@ from importlib.util import find_spec
 
 import pytest
 from in_process import dsd_lab
+from text_pair import EVERY_PROOF, GREEDY, text_pair
 from tiny_text import make_tiny_text, write_gguf
 
-from dsd_ros.vlm.exits import EXITS_FILE, ExitAdapters
+from dsd_ros.vlm.exits import EXITS_FILE
 from dsd_ros.vlm.loading import ModelSettings, load_model
-
-GREEDY = "ar dsd fsd dsd:shape=budget fsd:pipeline_depth=3 auto"
-EVERY_PROOF = (
-    "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget fsd:proof=coupled+shape=budget+pipeline_depth=2 "
-    "auto dsd fsd dssd tslt mc-dsd mc-tslt"
-)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("llamas")
-    target = make_tiny_text(folder / "target", max_positions=1024)
-    model = load_model(ModelSettings(str(target), threads=1))
-    ExitAdapters.untrained(model).save(target, model.fingerprint)
-    return ["--model", str(target), "--draft", str(make_tiny_text(folder / "draft", noise=0.05, max_positions=1024))]
+    return text_pair(tmp_path_factory.mktemp("llamas"))
 
 
 def test_modes_take_a_text_model_and_prompts_from_a_file(capsys, pair, tmp_path):

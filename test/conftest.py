@@ -26,6 +26,10 @@ os.environ.setdefault("MPLCONFIGDIR", str(Path(tempfile.gettempdir()) / "dsd_ros
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the package anew
 
+# Nodes run in folders of their own: a relative path would give them another tree's code.
+if paths := os.environ.get("PYTHONPATH"):
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
+
 gc.disable()  # while tests are collected; what that creates lasts, and is exempt from later collections
 
 # No example has to be quick: machines are busy.

@@ -118,7 +118,7 @@ class Supervisor:
         # Node -> its trouble. The heartbeat covers a node that never reports.
         self._link = dict.fromkeys(names(self._required.link), "")
         self._robot = dict.fromkeys(names(self._required.robot), "")
-        self._awaited = {*self._heartbeats, *self._link, *self._robot}  # nodes that have not reported to be well yet
+        self._awaited = set(self._heartbeats)  # nodes that have not reported to be well yet
         self._spoken = -math.inf
         self._clock: ClockWatch | None = None
 

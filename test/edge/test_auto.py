@@ -17,6 +17,9 @@ WORLDS = {
     "a robot and an A100 over Wi-Fi": World(0.072, 0.62, 0.12, (0.93, 0.04, 0.01), eight=1.15, prefills=(1, 1)),
     "two cores for both models": World(0.001, 0.004, 0.0007, (0.93, 0.04, 0.01), busy=2.5, per_node=0.3, noise=0.25),
     "a phone network": World(0.001, 0.004, 0.03, (0.93, 0.04, 0.01), busy=1.5, noise=0.2),
+    "a target that is quickest at single tokens": World(
+        0.001, 0.004, 0.005, (0.85, 0.08, 0.03), busy=1.5, noise=0.2, single=0.55
+    ),
     "a satellite": World(0.001, 0.004, 0.3, (0.93, 0.04, 0.01), busy=1.5),
     "a draft as slow as the target": World(0.004, 0.004, 0.0007, (0.3, 0.2, 0.1), busy=2.0),
     "costly passes of a target that often disagrees": World(0.001, 0.02, 0.01, (0.6, 0.2, 0.1), busy=1.2),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from joint import ALPHA, IMAGE as PIXEL, INSTRUCTION, LENGTH, PER_REPLY, count, p_value
@@ -13,7 +15,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession, tuner_for
-from dsd_ros.edge.strategies import strategy_of
+from dsd_ros.edge.strategies import ALONE, BATCH, IN_FLIGHT, IN_TURN, strategy_of
 from dsd_ros.edge.tuner import Tuner
 from dsd_ros.wire.channel import LocalChannel
 
@@ -59,6 +61,34 @@ class Restless(Tuner):
     def learn(self, plan, record, ranks=()):
         super().learn(plan, record, ranks)
         self._choice = Plan(1 if record.accepted == record.drafted else 5, strategy=plan.strategy)
+
+
+class Probing(Tuner):
+    """Lets the target decode some rounds alone again and again, and now and then the rest of a reply."""
+
+    def _next_plan(self, reply):
+        if not self._probe and self._planned % 3 == 0:
+            self._probe = 1 + self._planned % 4
+        if self._planned % 20 == 19:
+            self._alone = reply
+        return super()._next_plan(reply)
+
+    def _weigh(self, done, seconds, choice, trial):
+        return next(iter(self._ways.values())).choice, None
+
+
+@pytest.mark.parametrize("strategy", [IN_TURN, BATCH, IN_FLIGHT], ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8}], ids=["greedy", "coupled"])
+def test_drafts_go_on_after_rounds_that_the_target_decodes_alone(strategy, sampling):
+    with VerifierEngine(TARGET) as engine:
+        wanted = [reply.tokens for reply in decode(engine, 4, mode="ar", proof="coupled", **sampling)]
+        chosen = DecodeSettings(mode="auto", seed=3, max_tokens=50, **sampling)
+        tuner = Probing([strategy, ALONE])
+        with LocalChannel(engine) as channel, EdgeSession(channel, DRAFT, chosen, tuner=tuner) as session:
+            replies = [session.decode(IMAGE, f"go {n}") for n in range(4)]
+    assert [reply.tokens for reply in replies] == wanted
+    names = [record.strategy for reply in replies for record in reply.records]
+    assert ("alone", strategy.name) in itertools.pairwise(names)
 
 
 @pytest.mark.parametrize(

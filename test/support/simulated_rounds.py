@@ -41,6 +41,7 @@ class World:
     delay: float
     ranks: tuple[float, ...] = (0.85, 0.08, 0.03)
     per_token: float = 0.0  # in the target
+    single: float = 1.0  # times a pass of the target, for a token without a draft
     per_node: float = 0.1  # of a level's time in the draft, for each further node
     busy: float = 1.0
     eight: float = 1.3  # times a pass, for eight drafts in one
@@ -100,6 +101,7 @@ class _Reply:
         noted: tuple[Plan, RoundRecord, list[int]] | None = None
         done, source, sent, front, number = 0.0, "", None, 0.0, 1
         before: Strategy | None = None
+        asked = 0
         while True:
             how, busy = plan.strategy, world.busy if plan.strategy.ahead else 1.0
             levels, nodes, whole, accepted, ranks = self._verdict(plan)
@@ -107,8 +109,10 @@ class _Reply:
             missing = max(0.0, levels - done)
             began, drafting = now, missing * step
             sent = now + drafting if sent is None else sent
-            verify = self._about(world.target * busy + world.per_token * nodes)
-            alone = not how.drafts and how is before  # the target goes on by itself
+            passing = world.target * (busy if how.drafts else world.single)
+            verify = self._about(passing + world.per_token * nodes)
+            alone = not how.drafts and how is before and asked != 1  # the target goes on by itself
+            asked = plan.rounds
             delay = 0.0 if alone else 2 * self._about(world.delay)
             flight = source == "flight"
             arrival = max(sent + delay + verify, ready + verify + delay / 2, now + verify if flight else 0.0)

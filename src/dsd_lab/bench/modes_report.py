@@ -197,7 +197,8 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     t_r = per_round(lambda r: r.sync_seconds / scale) if ahead else None
     gamma = per_round(lambda r: r.draft_length) if decode.needs_draft else None
     drafted = per_round(lambda r: r.draft_round_seconds / scale) if gamma else None
-    t_p = drafted / gamma if gamma and drafted is not None else None
+    # Below 1, mode auto let the target decode alone in most rounds: the formula of ar is nearest.
+    t_p = drafted / gamma if gamma is not None and gamma >= 1.0 and drafted is not None else None
     row: Row = {
         "mode": decode.mode,
         "label": variant.label,

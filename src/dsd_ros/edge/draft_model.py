@@ -163,7 +163,10 @@ class ModelDraft:
     @property
     def autonomous_rounds(self) -> int:
         """See ``RoundDraft``: nothing was drafted because the target is to decode alone."""
-        return 0 if self.plan.strategy.drafts else self.drafting.settings.max_tokens - len(self.prefix)
+        if self.plan.strategy.drafts:
+            return 0
+        left = self.drafting.settings.max_tokens - len(self.prefix)
+        return min(left, self.plan.rounds or left)
 
     @property
     def complete(self) -> bool:

@@ -25,12 +25,14 @@ from dsd_ros.wire.messages import Outcome
 class Plan:
     """What one round drafts: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels.
 
-    ``strategy`` says what is drafted ahead while the round is verified.
+    ``strategy`` says what is drafted ahead while the round is verified. Without drafts, the target decodes this round
+    and ``rounds`` - 1 further ones alone; 0: all that are left of the reply.
     """
 
     length: int
     nodes: int = 0  # 0: a sequence
     strategy: Strategy = IN_TURN
+    rounds: int = 0
 
     @property
     def size(self) -> int:

@@ -30,7 +30,7 @@ class ReplyClient:
         self._recovered: list[int] = []
         self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
         self._in_flight = False
-        self._alone = False  # whether the target was asked to decode alone to the reply's end
+        self._alone = 0  # rounds that the target was asked to decode alone and whose outcomes are still to come
         self._rounds = 0
         self.send_began = self.sent_at = self.received_at = 0.0
         self.early: list[tuple[Outcome, float]] = []
@@ -55,7 +55,7 @@ class ReplyClient:
     def begin(self, request: ReplyRequest) -> None:
         """Send the observation of a reply."""
         self._request = request
-        self._rounds, self._recovered, self._alone = 0, [], False
+        self._rounds, self._recovered, self._alone = 0, [], 0
         self._ahead.clear()
         self._link.begin_reply()
         self._link.post(self._observation())
@@ -71,8 +71,9 @@ class ReplyClient:
         self.send_began = time.perf_counter()
         self._recovered = list(recovered)
         self._in_flight = self._ahead.get(draft.number) is draft
-        if not (self._in_flight or (self._alone and draft.autonomous_rounds)):
-            self._alone = draft.autonomous_rounds > 0
+        asked = self._alone > 0 and draft.autonomous_rounds > 0
+        self._alone = self._alone - 1 if asked else max(0, draft.autonomous_rounds - 1)
+        if not (self._in_flight or asked):
             self._link.post(self._message(draft, self._recovered))
         self.sent_at = time.perf_counter()
 

@@ -42,6 +42,8 @@ _PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 512, 4, 1 << 16  # tokens until a s
 _DOUBT = 0.5  # share of their times that models may take when nothing is drafted ahead
 _FIGURES = 3  # what tells of a change
 _CHANGED = 2.0  # times that have grown or shrunk so much make an old trial worthless
+_PROBE = 6  # rounds that the target decodes alone, to measure what one takes
+_HOPE = 2.0  # times as fast as a small draft's verification may be a pass for one token, before any was measured
 _FEW = 1.0  # replies for which a strategy's first rounds are taken to be as those of all
 _FIRST_TOKENS = 40.0  # of a reply, before any was decoded
 
@@ -91,6 +93,7 @@ class Tuner:
         self._seconds = self._lost = 0.0  # of all rounds; of these, by trials
         self._planned = 0
         self._alone: int | None = None  # the reply that the target decodes alone to its end
+        self._probe = 0  # rounds that the target is yet to decode alone before drafts go on
         self._lock = threading.Lock()
         self._plans: dict[tuple[int, int], Plan] = {}
         self._last: tuple[RoundDraft, Result, RoundRecord] | None = None  # yet to be learned from
@@ -163,6 +166,7 @@ class Tuner:
         for way in self._ways.values():
             way.times.begin_reply()
         with self._lock:
+            self._probe = 0
             # By turns with the choice: how busy the machines are changes from reply to reply.
             self._resting = self._trial is not None and not self._resting
         if self._trial is None and self._next is not None and self._next is not self._choice.strategy:
@@ -237,6 +241,9 @@ class Tuner:
     def _next_plan(self, reply: int) -> Plan:
         if self._alone == reply:
             return self._ways[ALONE].choice
+        if self._probe:
+            self._probe -= 1
+            return Plan(0, strategy=ALONE, rounds=self._probe + 1)
         way = self._ways[self._choice.strategy if self._trial is None or self._resting else self._trial]
         if not way.strategy.drafts:
             self._alone = reply
@@ -280,6 +287,11 @@ class Tuner:
             or (self._rounds > _LOOK_AROUND and self._rounds % _LOOK_AROUND)
         ):
             return choice, None
+        if self._may_pay_alone(choice):
+            self._records[ALONE].figures = ()  # to be noted again
+            with self._lock:
+                self._probe = _PROBE
+            return choice, None
         self._next, gain = self._most_promising(choice)
         # Whole replies compare best, but neither a fast change nor a long reply waits for the next one.
         if self._next is None or (gain < _MUCH and self._reply_rounds < _LONG_REPLY):
@@ -305,11 +317,8 @@ class Tuner:
         """The choice after a trial that showed ``gain`` times the speed."""
         self._lost += self._trial_seconds * max(_LOSS, 1.0 - gain)
         self._next_trial = self._rounds + _REST
-        loser = self._records[choice.strategy if better else trial]
-        loser.patience = min(_MOST_PATIENCE, max(_PATIENCE, loser.patience * _PATIENCE_GROWS))
-        loser.next_trial = self._tokens + loser.patience
-        figures = self._figures(trial if better else choice.strategy)
-        loser.figures, loser.own = figures, self._figures(choice.strategy if better else trial)
+        winner, loser = (trial, choice.strategy) if better else (choice.strategy, trial)
+        figures = self._note_loser(loser, winner)
         if better:  # drafting ahead slows both models: figures of one strategy are not those of another
             for record in self._records.values():
                 record.figures = figures if record.figures else ()
@@ -319,15 +328,36 @@ class Tuner:
         log("%s: %s instead of %s, %.2f times the speed", says, trial.name, choice.strategy.name, gain)
         return self._ways[trial].choice if better else choice
 
-    def _reply_seconds(self, strategy: Strategy) -> float:
-        """Expected seconds of a whole reply under ``strategy``.
+    def _note_loser(self, loser: Strategy, winner: Strategy) -> tuple[float, ...]:
+        """Note when ``loser`` is to be measured again, and the figures, which are returned, that it lost at."""
+        record, figures = self._records[loser], self._figures(winner)
+        record.patience = min(_MOST_PATIENCE, max(_PATIENCE, record.patience * _PATIENCE_GROWS))
+        record.next_trial = self._tokens + record.patience
+        record.figures, record.own = figures, self._figures(loser)
+        return figures
+
+    def _may_pay_alone(self, choice: Plan) -> bool:
+        """Whether a few rounds without drafts are to show what a pass for one token takes.
+
+        Verifying drafts does not tell: a pass for one token may take half as long as one for two. A target that is sure
+        to be much faster alone needs no probe, nor does one that cannot be faster.
+        """
+        way = self._ways.get(ALONE)
+        if way is None or way.measured or not choice.strategy.drafts:
+            return False
+        self._lend_times(ALONE)
+        now = self._reply_seconds(choice.strategy)
+        return self._reply_seconds(ALONE, _HOPE) * _WORTH < now < _MUCH * self._reply_seconds(ALONE)
+
+    def _reply_seconds(self, strategy: Strategy, hope: float = 1.0) -> float:
+        """Expected seconds of a whole reply under ``strategy``, at ``hope`` times its rate.
 
         The first outcome takes as long as a reply's first outcomes do; the other rounds follow at the strategy's rate.
         """
         way = self._ways[strategy]
         first, own = self._first.value_or(0.0), way.first
         first = (own.weight * own.value_or(0.0) + _FEW * first) / (own.weight + _FEW)
-        return first + max(0.0, self._length.value_or(_FIRST_TOKENS) / way.rate() - way.wait)
+        return first + max(0.0, self._length.value_or(_FIRST_TOKENS) / (hope * way.rate()) - way.wait)
 
     def _gain(self, strategy: Strategy, other: Strategy) -> float:
         """How many times as fast replies are under the ``other`` strategy."""
@@ -346,7 +376,9 @@ class Tuner:
             way = self._ways[strategy]
             if strategy is choice.strategy:
                 continue
-            if record.figures and way.measured:
+            if way.measured and not record.figures:  # by a probe
+                self._note_loser(strategy, choice.strategy)
+            elif way.measured:
                 if self._changed(record.figures):
                     record.patience = 0
                     way.forget()

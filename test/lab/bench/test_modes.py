@@ -15,12 +15,13 @@ from tiny_models import make_tiny_model
 
 from dsd_lab.bench import modes
 from dsd_lab.bench.modes import measure_modes
-from dsd_lab.bench.modes_report import Measured, draw, make_report, render
+from dsd_lab.bench.modes_report import Measured, _row, draw, make_report, render
 from dsd_lab.bench.profiles import ASSUMPTIONS, load_profile
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.bench import ModesDecoding
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -319,3 +320,13 @@ def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys, options, sai
 def test_every_decode_setting_is_an_option_of_the_bench():
     given = vars(ModesDecoding())
     assert given.keys() == {field.name for field in dataclasses.fields(DecodeSettings)} - {"mode"}
+
+
+def test_a_session_of_mode_auto_that_hardly_ever_drafts_has_the_prediction_of_ar() -> None:
+    drafted = RoundRecord(4, 4, 0.01, 0.7, 0.05, 40, 30, depth=4, length=4)
+    alone = RoundRecord(0, 0, 0.0, 0.005, 0.004, 0, 20)
+    records = [drafted, *[alone] * 30]
+    reply = DecodedReply([7] * 35, "", "auto", True, 1.0, 0.04, 40, 630, records, draft_length=4 / 31)
+    measured = Measured(Variant(DecodeSettings(mode="auto")), [reply])
+    row = _row(measured, None, load_profile("satellite-300ms"), 1.0)
+    assert row["draft_length"] == pytest.approx(4 / 31, rel=1e-4) and 0.1 < row["predicted_seconds"] < 2.0

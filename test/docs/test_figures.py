@@ -21,7 +21,7 @@ from dsd_ros.decoding.modes import PRESETS
 
 # Reports from before they named their models. `make figures` measures them anew: then take them out here.
 OF_BEFORE = {
-    "dragon-bytes", "dragon-latency", "dragon-lm", "dragon-scheduling", "faults", "modes-gamma",
+    "dragon-bytes", "dragon-latency", "dragon-lm", "faults", "modes-gamma",
     "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety", "safety-load", "soak", "view",
     "wire", "wire-link", "wire-text",
 }  # fmt: skip

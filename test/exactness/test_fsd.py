@@ -186,7 +186,7 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature,
     assert all(record.ready and record.source == "guess" for record in fsd.records[late:])
     assert fsd.miss_rate < 0.5 and fsd.predrafts_used >= fsd.rounds - late
     assert fsd.sync_seconds > 0 and fsd.draft_seconds < fsd.draft_round_seconds * fsd.rounds
-    assert fsd.mean_exit == target.num_layers and fsd.exits == 0
+    assert fsd.drafted_ahead and fsd.mean_exit == 0 and fsd.exits == 0
     for word in ("miss rate", "gamma T_p", "T_q", "T_c", "T_r", "threads", "peak memory"):
         assert word in fsd.summary()
     figures = fsd.as_json()
@@ -327,6 +327,14 @@ def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
                     reply = session.decode(picture(0), "go")
                     assert (reply.exits > 0) == (layers != "none")
     assert heard == {"": [1, 2], "2": [2], "1,2": [1, 2], "none": []}
+
+
+def test_auto_uses_no_early_exit_and_reports_none(speaking, draft, picture):
+    with VerifierEngine(speaking) as engine, LocalChannel(engine) as channel:
+        replies = decode(channel, draft, picture(0), "go", replies=6, mode="auto", max_tokens=30)
+    ahead = [reply for reply in replies if reply.drafted_ahead]
+    assert ahead and all(reply.mean_exit == 0.0 and "mean exit" not in reply.summary() for reply in replies)
+    assert "miss rate" in ahead[0].summary()
 
 
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)

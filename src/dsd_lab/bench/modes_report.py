@@ -212,7 +212,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
         "rounds_per_reply": rounded(rounds / len(replies)),
         "tau": rounded(tokens / rounds),
         "miss_rate": per_round(lambda r: r.miss_rate, later=True) if ahead else None,
-        "mean_exit": per_round(lambda r: r.mean_exit) if ahead else None,
+        "mean_exit": (per_round(lambda r: r.mean_exit) or None) if ahead else None,
         "exits": mean(lambda r: r.exits),
         "predrafts_used": mean(lambda r: r.predrafts_used),
         "predrafts_wasted": mean(lambda r: r.predrafts_wasted),

@@ -87,7 +87,8 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
 
     Decodes replies over each transport on loopback, the verifier in a process of its own; prints the median and 95th
     percentile of what a round costs beyond both models' time, and of what a tree of 64 nodes adds to the verifier's
-    CPU time (mask and positions). Then whole replies at real speed, in modes dsd and fsd in turn.
+    CPU time (mask and positions). With websocket among the transports, whole replies over it at real speed follow, in
+    modes dsd and fsd in turn.
     """
     from dsd_lab.bench.overhead import measure_overhead, render
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App
 
-from dsd_lab.report import print_table
+from dsd_lab.report import header, print_table
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.dragon.settings import SCHEDULES
@@ -526,7 +526,8 @@ def scheduling(args: SchedulingArguments = SchedulingArguments()) -> int:
         draw_scheduling(args.plot, found, f"{_described(args)}; {args.sequences} answers of {args.tokens}")
         print(f"\n{args.plot} shows the seconds by extra latency")
     rows = [asdict(one) | {"auto_over_best_side": one.over_best_side()} for one in found]
-    write_json(args.json, {**asdict(setting), "sequences": args.sequences, "seed": args.seed, "rows": rows})
+    head = header("dragon-scheduling", ("dsd_lab/papers/dragon_simulator.py", "dsd_ros/dragon/scheduler.py"))
+    write_json(args.json, {**head, **asdict(setting), "sequences": args.sequences, "seed": args.seed, "rows": rows})
     return EXIT_DONE
 
 

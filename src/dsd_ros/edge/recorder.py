@@ -107,7 +107,7 @@ class Recorder:
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit(client.early, result, outcome.layer) if draft.plan.strategy.ahead else 0,
+            first_exit=_first_exit(client.early, result, outcome.layer) if draft.plan.strategy.exits else 0,
             source=origin.source,
             ready=ready,
             predrafts=self.proposer.origin.begun,

@@ -27,7 +27,7 @@ class RoundRecord:
     bytes_down: int
     model_seconds: float = 0.0  # time spent making this draft, whenever that was
     exits: int = 0  # early outcomes received
-    first_exit: int = 0  # layer that first forecast the final outcome; 0: mode without early outcomes
+    first_exit: int = 0  # layer that first forecast the final outcome; 0: early exits are not used
     source: str = ""  # of the draft: "exit" or "guess" (pre-drafted), "flight" (sent ahead), "" (drafted in turn)
     ready: bool = False  # the whole draft was ready when the previous outcome arrived
     predrafts: int = 0  # begun while this round was being verified
@@ -149,8 +149,13 @@ class DecodedReply:
         return _mean(not r.ready for r in self.records[1:] if r.drafted)
 
     @property
+    def drafted_ahead(self) -> bool:
+        """Whether any draft was begun before the outcome that it follows."""
+        return any(r.predrafts or r.source for r in self.records)
+
+    @property
     def mean_exit(self) -> float:
-        """Mean layer that first forecast the final outcome; the last layer where no exit did."""
+        """Mean layer that first forecast the final outcome, the last layer where no exit did; 0: no exits are used."""
         return _mean(r.first_exit for r in self.records if r.first_exit)
 
     @property
@@ -209,12 +214,13 @@ class DecodedReply:
         )
         if self.draft_length:
             line += f", gamma T_p {_ms(self.draft_round_seconds)}, c {self.cost_ratio:.3f}"
-        if any(record.first_exit for record in self.records):
+        if self.drafted_ahead:
             line += (
-                f", miss rate {100 * self.miss_rate:.1f} %, mean exit {self.mean_exit:.1f}, "
-                f"{self.exits} early outcomes, {self.predrafts_used} pre-drafts used and "
+                f", miss rate {100 * self.miss_rate:.1f} %, {self.predrafts_used} pre-drafts used and "
                 f"{self.predrafts_wasted} wasted, T_r {_ms(self.sync_seconds)}"
             )
+        if self.mean_exit:
+            line += f", mean exit {self.mean_exit:.1f}, {self.exits} early outcomes"
         line += f"; {self.choice}" if self.choice else ""
         line += f", peak memory {self.peak_memory / 1e6:.0f} MB, {self.threads} threads"
         return line + (f"; {self.worker_error}" if self.worker_error else "")

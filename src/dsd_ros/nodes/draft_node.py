@@ -303,7 +303,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             tokens=len(reply.tokens),
             accepted=list(reply.accepted),
             link_time=to_duration(max(0.0, reply.wait_seconds - reply.verify_seconds)),
-            miss_rate=float(reply.miss_rate) if reply.mean_exit else 0.0,  # 0: nothing was drafted ahead
+            miss_rate=float(reply.miss_rate) if reply.drafted_ahead else 0.0,
             choice=reply.choice[:256],
             worker_error=reply.worker_error[:256],
             observation_age=to_duration(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),

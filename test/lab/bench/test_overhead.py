@@ -27,6 +27,14 @@ def test_every_transport_is_measured_between_processes(tmp_path, ros_domain):
     assert len({row["rounds"] for row in report["rows"]}) == 1
 
 
+def test_replies_over_a_websocket_are_timed_only_where_it_is_asked_for(tmp_path, monkeypatch):
+    make_tiny_model(tmp_path / "target", seed=1)
+    monkeypatch.setattr("dsd_lab.bench.overhead.drafting_ahead", lambda *_: pytest.fail("a websocket was opened"))
+    report = measure_overhead(["local"], replies=1, draft=str(tmp_path / "target"), target=str(tmp_path / "target"))
+    assert [row["transport"] for row in report["rows"]] == ["local"]
+    assert "ahead" not in report and "a reply at real speed" not in render(report)
+
+
 def test_what_cannot_be_measured_is_named():
     with pytest.raises(ValueError, match="pigeon"):
         measure_overhead(["pigeon"], replies=1, draft="", target="")

@@ -61,6 +61,7 @@ def test_commands(capsys, tmp_path):
         with Image.open(plot) as image:
             assert image.width > 600
         assert json.loads(report.read_text())
+    assert json.loads((tmp_path / "1.json").read_text())["models"] == {}  # so that `dsd-lab figures` knows its state
     events = json.loads((tmp_path / "2.json").read_text())["events"]
     assert sum(event["kind"] == "aggregated" for event in events) == 5
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.plan import RecordedReply, RecordedRound, Workload, simulate
-from dsd_lab.bench.profiles import TABLE_9, Curve, Profile
+from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
@@ -327,9 +327,8 @@ def _workload(
     if settings.predrafts and settings.pipeline_depth > 1:
         return None
     recorded = tuple(_recorded(reply, scale, alone=not settings.needs_draft) for reply in replies)
-    if own and profile.target_s is not None:
-        curve: Curve = tuple((batch, profile.target_s * factor) for batch, factor in TABLE_9)
-        prompt = (profile.times and profile.times.target_prefill_s) or profile.target_s
+    if own and profile.times is not None:
+        curve, prompt = profile.times.passes(1 + settings.depth if settings.needs_draft else 1)
         return Workload(recorded, profile.link, curve, prompt, spread_s=SPREAD_S)
     # Measured: a point for each number of robots. Without its metrics the verifier is taken to take turns.
     points = {round(row["mean_batch"] or 1.0, 1): row["pass_seconds"] for row in reversed(rows)}

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from dsd_lab.bench.gpu_models import SIZES_FILE, build_model, four_bit, read_sizes
+from dsd_lab.bench.profiles import ROBOT, load_profile
 from dsd_lab.report import BenchError, check_range, header, rounded, table
 from dsd_ros.cloud.exits import ExitListener, ExitRules, Voice
 from dsd_ros.decoding.methods import DraftVerdict
@@ -51,12 +52,14 @@ def measure_gpu(
     height: int = 720,
     width: int = 1280,
     sizes: Path = SIZES_FILE,
+    robot: str = ROBOT,
     progress: Callable[[float, str], object] | None = None,
 ) -> Figures:
     """The times of two sizes by name, on a device such as "cuda" or "cpu"; BenchError.
 
     tokenizer: a model directory. height, width: of the picture in the prompt, in pixels. No part is begun after
-    ``seconds``; what was left out is listed.
+    ``seconds``; what was left out is listed. robot: the profile of the robot before this target, for
+    ``profiles.load_profile``, which reads the report.
     """
     known = read_sizes(sizes)
     for name in (draft, target):
@@ -67,7 +70,7 @@ def measure_gpu(
         check_range("a side of the picture", side, 28, 4096, " pixels")
     place = _usable(device)
     report = header("gpu") | {"device": _described(place), "draft": draft, "target": target, "height": height}
-    report |= {"width": width, "left_out": []}
+    report |= {"width": width, "robot": load_profile(robot).name, "left_out": []}
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     make = partial(build_model, device=place, tokenizer=Path(tokenizer))
     parts: dict[str, Callable[[], Figures]] = {

@@ -163,14 +163,15 @@ def _clock_note(profile: Profile, time_scale: float) -> str:
 
 def _late(rows: Sequence[Row], profile: Profile) -> list[str]:
     """A warning where this machine was too slow to keep the profile's times."""
-    if profile.target_s is None or profile.draft_s is None:
+    if profile.times is None:
         return []
-    late = []
+    late, times = [], profile.times
+    longest = times.verify_s(max((count for count, _ in times.target_tokens), default=1))
     for row in rows:
-        drafted = (row["draft_length"] or 0.0) * 1e3 * profile.draft_s
+        drafted = (row["draft_length"] or 0.0) * 1e3 * times.draft_s
         # A batch of pre-drafts takes longer by design, by 15 % for eight.
         slow_draft = drafted and row["draft_round_ms"] > (1.15 + LATE) * drafted
-        if slow_draft or (row["verify_round_ms"] or 0.0) > (1.0 + LATE) * 1e3 * profile.target_s:
+        if slow_draft or (row["verify_round_ms"] or 0.0) > (1.0 + LATE) * 1e3 * longest:
             late.append(row["label"])
     sentence = (
         f"this machine was too busy to keep T_p and T_q in {', '.join(late)} (over {LATE:.0%} late): use a larger "

@@ -29,6 +29,7 @@ class Pace:
     forward_seconds: float  # a pass over one sequence, however many tokens it feeds
     batch_growth: float = 0.0  # how much longer a pass over eight takes, as a share; linear (0.15 in FSD Table 9)
     batch_curve: Curve = ()  # instead: (sequences, times one alone)
+    token_curve: Curve = ()  # (tokens read of each sequence, times one alone); none: a pass takes as long for any
     prefill_seconds: float | None = None  # a pass over one prompt; None: as any other
     exit_seconds: float = 0.0  # what an early exit adds to its pass
     thread_growth: float = 0.0  # how much longer a pass takes beside each other that is under way, as a share
@@ -39,19 +40,22 @@ class Pace:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} of a pace is {value}; use a number of 0 or more")
 
-    def seconds(self, batch: int = 1, prompts: int = 0, beside: int = 0) -> float:
-        """The least seconds of a pass over ``batch`` sequences and ``prompts``, with ``beside`` others under way."""
+    def seconds(self, batch: int = 1, prompts: int = 0, beside: int = 0, tokens: float = 1) -> float:
+        """The least seconds of a pass over ``batch`` sequences and ``prompts``, with ``beside`` others under way.
+
+        ``tokens``: read of each of these sequences.
+        """
         if self.prefill_seconds is None:
             batch, prompts = batch + prompts, 0
         seconds = prompts * (self.prefill_seconds or 0.0)
         if batch:
             growth = at_batch(self.batch_curve, batch) if self.batch_curve else 1 + self.batch_growth * (batch - 1) / 7
-            seconds += self.forward_seconds * growth
+            seconds += self.forward_seconds * growth * (at_batch(self.token_curve, tokens) if self.token_curve else 1)
         return seconds * (1 + self.thread_growth * beside)
 
-    def begin(self, layers: int, batch: int = 1, prompts: int = 0, beside: int = 0) -> PacedPass:
+    def begin(self, layers: int, batch: int = 1, prompts: int = 0, beside: int = 0, tokens: float = 1) -> PacedPass:
         """Start the clock of one pass through ``layers`` decoder layers."""
-        return PacedPass(time.monotonic(), self.seconds(batch, prompts, beside) / layers, self.exit_seconds)
+        return PacedPass(time.monotonic(), self.seconds(batch, prompts, beside, tokens) / layers, self.exit_seconds)
 
 
 @dataclass
@@ -86,7 +90,7 @@ class PacedModel(VisionLanguageModel):
     def forward_tokens(
         self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None
     ) -> torch.Tensor:
-        with self.passes.begin(self) as clock:
+        with self.passes.begin(self, fed=len(tokens)) as clock:
             return super().forward_tokens(tokens, cache, rope_delta, rows, _held(clock, on_layer))
 
     def forward_tree(self, feed: Feed, on_layer: LayerHook | None = None) -> torch.Tensor:
@@ -107,18 +111,19 @@ class _Passes:
         self._mine = threading.local()
 
     @contextmanager
-    def begin(self, model: PacedModel, feeds: Tokens[Feed] = ()) -> Iterator[PacedPass]:
-        """Start the clock of a pass over these feeds, or one sequence."""
+    def begin(self, model: PacedModel, feeds: Tokens[Feed] = (), fed: int = 0) -> Iterator[PacedPass]:
+        """Start the clock of a pass over these feeds, or ``fed`` tokens of one sequence."""
         pace = Pace(0.0) if model.pace is None else model.pace
         read = sum(feed.prompt is not None and feed.prompt.ends for feed in feeds)
         # A prompt counts as a sequence of its own, even where its reply's first round is in the same pass; one that is
         # read in parts counts with its last part, the others as a sequence each.
         others = sum(bool(feed.tokens) or (feed.prompt is not None and not feed.prompt.ends) for feed in feeds)
         batch = others if feeds else 1
+        tokens = (fed + sum(len(feed.tokens) for feed in feeds)) / max(1, batch)
         with self._lock:
             beside = self._running
             self._running += 1
-        clock = pace.begin(model.num_layers, batch, read, beside)
+        clock = pace.begin(model.num_layers, batch, read, beside, tokens)
         self._mine.clock = clock
         try:
             yield clock
@@ -165,10 +170,10 @@ def hold(robot: PacedModel, cloud: PacedModel | None, profile: Profile) -> None:
         times.draft_s, times.batch_growth, prefill_seconds=times.draft_prefill_s, thread_growth=times.thread_growth
     )
     if cloud is not None:
-        curve = TABLE_9 if times.batch_growth else ()
         cloud.pace = Pace(
-            times.target_s, batch_curve=curve, prefill_seconds=times.target_prefill_s, exit_seconds=times.exit_s
-        )
+            times.target_s, batch_curve=times.target_batch or (TABLE_9 if times.batch_growth else ()),
+            token_curve=times.target_tokens, prefill_seconds=times.target_prefill_s, exit_seconds=times.exit_s,
+        )  # fmt: skip
 
 
 def _held(clock: PacedPass, on_layer: LayerHook | None) -> LayerHook:

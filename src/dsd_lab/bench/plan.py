@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import simpy
 
-from dsd_lab.bench.profiles import Curve, at_batch
+from dsd_lab.bench.profiles import Curve, Profile, at_batch
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, check_range, header, table
@@ -327,6 +327,15 @@ def _fewest(workload: Workload, robots: int, limit: float, most: int, seed: int)
         if row["reply_seconds_p95"] <= limit or verifiers == robots:
             return row
         verifiers = min(robots, verifiers + math.ceil(verifiers / 50))
+
+
+def with_times_of(profile: Profile, workload: Workload) -> Workload:
+    """The same robots before the profile's target; BenchError."""
+    if profile.times is None:
+        raise BenchError(f"profile {profile.name} gives no times of a target; name one with target_ms")
+    drafted = [round.tokens for reply in workload.replies for round in reply.rounds]
+    curve, prompt = profile.times.passes(1 + sum(drafted) / len(drafted))
+    return replace(workload, pass_s=curve, prefill_s=prompt if workload.prefill_s else 0.0)
 
 
 def read_workload(path: Path) -> Workload:

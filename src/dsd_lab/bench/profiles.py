@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named links and machines of config/profiles.yaml, for benchmarks."""
+"""Links and machines for benchmarks: those named in config/profiles.yaml, and those that `bench gpu` measured."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ _GROWTHS = ("batch_growth", "thread_growth")
 _NUMBERS = (*_LINK, *_TIMES, *_GROWTHS)
 ASSUMPTIONS = ("prefill", "exits", "batch", "threads")  # what a profile's times hold beyond T_p and T_q
 _KEYS = ("summary", "gamma", *_NUMBERS)
+
+ROBOT = "go2-a100"  # whose link and draft a target measured by `bench gpu` gets, unless its report says otherwise
 
 Curve = tuple[tuple[float, float], ...]  # (sequences in a pass, what the pass takes), ascending, the first of one
 # FSD Table 9: milliseconds of a pass of the target over so many sequences, on an A100.
@@ -51,24 +54,38 @@ class Times:
     exit_s: float = 0.0  # an early exit, added to the target's forward
     batch_growth: float = 0.0  # how much longer the draft's forward over eight takes, as a share
     thread_growth: float = 0.0  # how much longer it takes beside each other forward of the draft, as a share
+    target_tokens: Curve = ()  # (tokens that a forward of the target reads of a sequence, times one alone)
+    target_batch: Curve = ()  # (sequences, times one alone); none: FSD Table 9's where there is a batch_growth
+
+    def verify_s(self, tokens: float) -> float:
+        """T_q of a forward that reads so many tokens of one sequence: a draft, and one more."""
+        return self.target_s * (at_batch(self.target_tokens, tokens) if self.target_tokens else 1.0)
+
+    def passes(self, tokens: float) -> tuple[Curve, float]:
+        """(rounds in a pass, seconds), each of so many tokens; and the seconds of a prompt."""
+        one = self.verify_s(tokens)
+        curve = tuple((batch, one * factor) for batch, factor in self.target_batch or TABLE_9)
+        return curve, self.target_prefill_s or one
 
     def stretched(self, factor: float) -> Times:
         """Every time multiplied by ``factor``."""
-        values = dataclasses.asdict(self)
-        return Times(**{n: v if v is None or n.endswith("growth") else v * factor for n, v in values.items()})
+        seconds = {name: getattr(self, name) for name in ("draft_prefill_s", "target_prefill_s")}
+        longer = {name: None if value is None else value * factor for name, value in seconds.items()}
+        longer |= {name: getattr(self, name) * factor for name in ("draft_s", "target_s", "exit_s")}
+        return dataclasses.replace(self, **longer)  # type: ignore[arg-type]
 
     def without(self, *assumptions: str) -> Times:
         """The same with these of ASSUMPTIONS left out: a prompt like any forward, the others without a cost."""
-        free: dict[str, dict[str, float | None]] = {
+        free: dict[str, dict[str, Any]] = {
             "prefill": {"draft_prefill_s": None, "target_prefill_s": None},
             "exits": {"exit_s": 0.0},
-            "batch": {"batch_growth": 0.0},
+            "batch": {"batch_growth": 0.0, "target_batch": ()},
             "threads": {"thread_growth": 0.0},
         }
         for name in assumptions:
             if name not in free:
                 raise ProfileError(f"there is no assumption {name!r}; name some of {', '.join(ASSUMPTIONS)}")
-        return dataclasses.replace(self, **{k: v for name in assumptions for k, v in free[name].items()})  # type: ignore[arg-type]
+        return dataclasses.replace(self, **{k: v for name in assumptions for k, v in free[name].items()})
 
 
 @dataclass(frozen=True)
@@ -123,11 +140,70 @@ def load_profiles(path: Path | None = None) -> dict[str, Profile]:
 
 
 def load_profile(name: str, path: Path | None = None) -> Profile:
-    """The profile of that name; ProfileError names those there are."""
+    """The profile of that name, or in a JSON file of `dsd-lab bench gpu`; ProfileError names those there are."""
+    if name.endswith(".json"):
+        return _measured(Path(name))
     profiles = load_profiles(path)
     if name not in profiles:
-        raise ProfileError(f"unknown profile {name!r}; choose from {', '.join(profiles)}")
+        raise ProfileError(f"unknown profile {name!r}; choose from {', '.join(profiles)}, or name a JSON of bench gpu")
     return profiles[name]
+
+
+def _measured(path: Path) -> Profile:
+    """The target that a report of `dsd-lab bench gpu` timed, and a robot before it; ProfileError.
+
+    The report's entry "robot" is a profile's name or a profile's settings: link, gamma and the draft's times. A robot
+    without draft_ms drafts as fast as the report has it: in 4 bits if that was measured.
+    """
+    why = "measure one with dsd-lab bench gpu --json FILE"
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        target, robot = report["target_times"], report.get("robot", ROBOT)
+        step, tokens = 1e-3 * _ms(target["verify"]["0"]), _curve(target["verify"], 1)
+        exits = target["exits"]["exits"]
+        # A pass in which exits speak reads a draft of four, as the one beside it does.
+        exit_s = max(0.0, 1e-3 * (_ms(target["exits"]) - _ms(target["verify"]["4"])) / exits) if exits else 0.0
+        values = robot if isinstance(robot, dict) else {}
+        if "draft_ms" in values:  # a profile has both or neither
+            values = {**values, "target_ms": _ms(target["verify"]["0"])}
+        base = load_profile(str(robot)) if not isinstance(robot, dict) else _profile(f"robot of {path.name}", values)
+        times = dataclasses.replace(
+            base.times or _own_draft(report),
+            target_s=step, target_prefill_s=1e-3 * _ms(target["prefill"]), exit_s=exit_s, target_tokens=tokens,
+            target_batch=_curve(target["batch"]),
+        )  # fmt: skip
+        summary = f"{report['target']} on {report['device']}, to a robot of {base.name}"
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read ({error.strerror}); {why}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, ProfileError):
+            raise
+        raise ProfileError(f"{path.name} is no report with a target's times ({error!r}); {why}") from error
+    return dataclasses.replace(base, name=path.stem, summary=summary, times=times)
+
+
+def _own_draft(report: dict[str, Any]) -> Times:
+    """The draft as the report timed it on its own device; the target's times are to be filled in."""
+    four_bit = report.get("draft_4bit_times", {})
+    draft = four_bit if "step" in four_bit else report["draft_times"]
+    growth = max(0.0, at_batch(_curve(draft["step"]), 8) - 1.0)
+    return Times(1e-3 * _ms(draft["step"]["1"]), 0.0, draft_prefill_s=1e-3 * _ms(draft["prefill"]), batch_growth=growth)
+
+
+def _ms(timed: dict[str, Any]) -> float:
+    """The milliseconds of a timing; ValueError."""
+    value = timed["ms"]
+    if not _is_number(value) or not 0.0 < value <= 60_000:
+        raise ValueError(f"a time of {value!r} ms")
+    return float(value)
+
+
+def _curve(timed: dict[str, Any], more: int = 0) -> Curve:
+    """Timings by a number, as (that number and ``more``, times the first)."""
+    found = sorted((int(count) + more, _ms(one)) for count, one in timed.items())
+    if not found or found[0][0] != 1:
+        raise ValueError("timings that do not begin with one")
+    return tuple((float(count), milliseconds / found[0][1]) for count, milliseconds in found)
 
 
 def _profile(name: str, values: Any) -> Profile:

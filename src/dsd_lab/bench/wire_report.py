@@ -421,7 +421,8 @@ def computed_seconds(one: Contender, reply: DecodedReply, setting: WireSetting, 
         passes = trips if one.proof != ALONE else len(reply.tokens)
         # Both sides read the prompt at the same time.
         read = max(times.target_prefill_s or 0.0, 0.0 if one.proof == ALONE else times.draft_prefill_s or 0.0)
-        models = read + depth * times.draft_s + passes * times.target_s
+        fed = 1 + sum(record.drafted for record in reply.records) / passes
+        models = read + depth * times.draft_s + passes * times.verify_s(fed)
     up, down = 8 * reply.bytes_up / link.rate_up_bps, 8 * reply.bytes_down / link.rate_down_bps
     busy = max(models, down) if one.proof == ALONE else models + down
     return busy + up + 2 * trips * setting.delay_s

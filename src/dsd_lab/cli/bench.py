@@ -98,6 +98,7 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     return EXIT_DONE
 
 
+PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
 TEXT_MODEL = (
     "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
     "text: the pretrained SmolLM2-135M"
@@ -106,7 +107,7 @@ TEXT_MODEL = (
 
 @arguments
 class BenchModesArguments:
-    profile: str = flag("go2-a100", "one of config/profiles.yaml")
+    profile: str = flag("go2-a100", PROFILE)
     modes: str = flag(
         "ar,dsd,fsd",
         "separated by commas or spaces; a mode may have settings of its own: "
@@ -188,7 +189,7 @@ def _text_models(args: Any) -> dict[str, Any]:
 
 @arguments
 class BenchAssumptionsArguments:
-    profile: str = flag("go2-a100", "one of config/profiles.yaml that gives the models' times")
+    profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
     modes: str = flag("ar,dsd,fsd,auto", "as in bench modes")
     images: int = flag(4, "pictures")
     time_scale: float = flag(
@@ -231,7 +232,7 @@ class BenchSpecArguments:
     modes: str = flag("", "as in bench modes (default: dsd, fsd, a tree and auto; sampled: with proof coupled)")
     model: str = flag("text", TEXT_MODEL, metavar="DIR")
     draft: str = model_option("draft")
-    profile: str = flag("loopback", "one of config/profiles.yaml")
+    profile: str = flag("loopback", PROFILE)
     decoding: ModesDecoding = part(ModesDecoding)
     cache: Path = flag(Path(".cache/spec"), "folder for the answers of an unfinished run")
     json: Path | None = json_option()
@@ -269,7 +270,7 @@ def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
 
 @arguments
 class BenchFleetArguments:
-    profile: str = flag("go2-a100", "one of config/profiles.yaml")
+    profile: str = flag("go2-a100", PROFILE)
     mode: str = flag("dsd", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
     batches: str = flag("1,32", "rounds in a pass at most; 1: the target takes turns", metavar="N,...")
@@ -434,6 +435,10 @@ class BenchGpuArguments:
     sizes: Path | None = file_option("a JSON file of transformers configurations (default: those of the laboratory)")
     picture: str = flag("1280x720", "the picture in the prompt", metavar="WIDTHxHEIGHT")
     seconds: float = flag(420.0, "begin no further part after this time")
+    robot: str = flag(
+        "go2-a100", "the robot before this target, where --profile of another bench reads the JSON: a profile of "
+        "config/profiles.yaml gives its link, and the draft's times unless it has none", metavar="NAME",
+    )  # fmt: skip
     tokenizer: str = model_option("target")
     json: Path | None = json_option()
 
@@ -461,6 +466,7 @@ def gpu(args: BenchGpuArguments = BenchGpuArguments()) -> int:
             height=int(height),
             width=int(width),
             sizes=args.sizes or SIZES_FILE,
+            robot=args.robot,
             progress=bar.to,
         )
     _finish(report, render(report), args)

@@ -25,6 +25,11 @@ class PlanArguments:
         "", "a target of your own: milliseconds of a pass over so many rounds (default: as measured)",
         metavar="N:MS,...",
     )  # fmt: skip
+    profile: str = flag(
+        "",
+        "another target: the times of a profile that gives them, or of a JSON of `dsd-lab bench gpu`",
+        metavar="NAME",
+    )
     max_batch: int = flag(32, "rounds in a pass at most")
     seed: int = flag(0, "of jitter, walks and the order of replies")
     plot: Path | None = file_option("draw seconds a reply, and verifiers (.png, .svg, .pdf)")
@@ -38,7 +43,8 @@ def command(args: PlanArguments) -> int:
     them; verifiers share passes as the engine does. Prints what one verifier serves, and the fewest verifiers with
     which 95 of 100 replies end within each limit.
     """
-    from dsd_lab.bench.plan import WALKS_S, draw, plan, read_workload, render, walks_of
+    from dsd_lab.bench.plan import WALKS_S, draw, plan, read_workload, render, walks_of, with_times_of
+    from dsd_lab.bench.profiles import load_profile
     from dsd_lab.plotting import check_plot
 
     if args.plot is not None:
@@ -48,6 +54,10 @@ def command(args: PlanArguments) -> int:
         max_batch=args.max_batch,
         walks_s=WALKS_S if args.bag is None else walks_of(args.bag),
     )
+    if args.pass_ms and args.profile:
+        raise ValueError("--pass-ms and --profile both give the target's times; leave one out")
+    if args.profile:
+        workload = with_times_of(load_profile(args.profile), workload)
     if args.pass_ms:
         curve = parse_passes(args.pass_ms)
         workload = replace(workload, pass_s=curve, prefill_s=curve[0][1])

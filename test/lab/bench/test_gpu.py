@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from tiny_models import make_tiny_model
 
 from dsd_lab.bench import gpu
 from dsd_lab.bench.gpu_models import build_model, read_sizes
+from dsd_lab.bench.profiles import ProfileError, load_profile
 from dsd_lab.cli.main import main
 from dsd_lab.report import BenchError
 
+ROOT = Path(__file__).parents[3]
 COMMAND = ["bench", "gpu", "--device", "cpu", "--draft-size", "small", "--target-size", "large", "--picture", "84x56"]
 
 
@@ -55,6 +58,61 @@ def test_every_time_is_measured_and_decoding_agrees_with_transformers(command, t
     assert report["draft_4bit_times"]["left_out"] and report["left_out"] == []
     printed = capsys.readouterr().out
     assert "target: 32 drafts of 4 in a pass" in printed and "draft: a token of 1 sequences" in printed
+
+
+def test_other_benches_take_a_measured_target_for_a_profile(command, tmp_path, capsys):
+    assert main(command) == 0
+    file = tmp_path / "gpu.json"
+    report, go2 = json.loads(file.read_text()), load_profile("go2-a100")
+    target, profile = report["target_times"], load_profile(str(file))
+    times = profile.times
+    assert profile.name == "gpu" and profile.link == go2.link and profile.gamma == go2.gamma
+    assert (times.draft_s, times.draft_prefill_s) == (go2.times.draft_s, go2.times.draft_prefill_s)
+    assert times.target_s == pytest.approx(target["verify"]["0"]["ms"] / 1e3)
+    for drafted in (1, 4, 16):
+        assert times.verify_s(1 + drafted) == pytest.approx(target["verify"][str(drafted)]["ms"] / 1e3)
+    assert times.target_prefill_s == pytest.approx(target["prefill"]["ms"] / 1e3)
+    beyond = target["exits"]["ms"] - target["verify"]["4"]["ms"]
+    assert times.exit_s == pytest.approx(max(0.0, beyond / 3e3))
+    one = target["batch"]["1"]["ms"]
+    assert dict(times.target_batch)[32] == pytest.approx(target["batch"]["32"]["ms"] / one)
+    assert profile.without("batch").times.target_batch == ()
+    modes = ["--profile", str(file), "--modes", "ar,dsd", "--images", "1", "--max-tokens", "4", "--json"]
+    assert main(["bench", "modes", *modes, str(tmp_path / "modes.json")]) == 0
+    measured = json.loads((tmp_path / "modes.json").read_text())
+    assert measured["profile"] == "gpu" and measured["times"]["target_batch"][0] == [1.0, 1.0]
+    robots = ["--robots", "4", "--profile", str(file), "--json", str(tmp_path / "plan.json")]
+    assert main(["plan", str(ROOT / "benchmarks" / "fleet.json"), *robots]) == 0
+    planned = json.loads((tmp_path / "plan.json").read_text())["workload"]
+    assert planned["prefill_s"] == pytest.approx(times.target_prefill_s)
+    assert planned["pass_s"][0][1] == pytest.approx(times.verify_s(1 + 4), rel=0.2)
+    assert main(["plan", str(ROOT / "benchmarks" / "fleet.json"), "--profile", "lte"]) == 2
+    assert "lte gives no times" in capsys.readouterr().err
+
+
+def test_the_robot_before_a_measured_target_may_be_described_in_its_file(command, tmp_path):
+    file = tmp_path / "gpu.json"
+    assert main([*command, "--robot", "lte"]) == 0
+    report = json.loads(file.read_text())
+    step = report["draft_times"]["step"]
+    own = load_profile(str(file))
+    assert own.link == load_profile("lte").link and own.times.draft_s == pytest.approx(step["1"]["ms"] / 1e3)
+    assert own.times.batch_growth == pytest.approx(max(0.0, step["8"]["ms"] / step["1"]["ms"] - 1))
+    file.write_text(json.dumps(report | {"robot": {"delay_ms": 7, "draft_ms": 50, "gamma": 3}}))
+    described = load_profile(str(file))
+    assert (described.link.delay_up_s, described.gamma, described.times.draft_s) == (0.007, 3, 0.05)
+    assert described.times.target_s == own.times.target_s
+    for broken, said in (
+        ({"robot": {"delya_ms": 7}}, "unknown setting 'delya_ms'"),
+        ({"robot": "mars"}, "unknown profile 'mars'"),
+        ({"target_times": {}}, "gpu.json is no report with a target's times"),
+        ({"robot": "lte", "draft_times": None}, "gpu.json is no report"),
+    ):
+        file.write_text(json.dumps(report | broken))
+        with pytest.raises(ProfileError, match=said):
+            load_profile(str(file))
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load_profile(str(tmp_path / "other.json"))
 
 
 def test_what_does_not_agree_is_said(command, tmp_path, monkeypatch):

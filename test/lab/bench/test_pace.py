@@ -53,6 +53,23 @@ def test_a_batch_takes_longer_as_it_grows():
     assert [target.seconds(n) for n in (1, 8, 20, 32, 64)] == pytest.approx([0.1, 0.17, 0.355, 0.54, 1.08])
 
 
+def test_a_pass_may_take_longer_for_more_tokens(clock, model):
+    held = paced(model, Pace(0.6, token_curve=((1, 1.0), (5, 1.5))))
+    sequence = held.prefill(None, INSTRUCTION)
+    sequence.next_logits()
+    began = clock.now
+    sequence.append([3])
+    sequence.next_logits()
+    assert clock.now - began == pytest.approx(0.6)
+    began = clock.now
+    sequence.verify([3, 4])
+    assert clock.now - began == pytest.approx(0.6 * 1.125)
+    several = [sequence.fork() for _ in range(2)]
+    began = clock.now
+    verify_trees_together([TreeCheck(each, [5, 6, 7], range(-1, 2)) for each in several])
+    assert clock.now - began == pytest.approx(0.6 * 1.25)
+
+
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 @pytest.mark.parametrize(
     "name", ["forward_seconds", "batch_growth", "prefill_seconds", "exit_seconds", "thread_growth"]

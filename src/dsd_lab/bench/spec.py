@@ -25,7 +25,7 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import WARM_UP_TOKENS, Scene, decode
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import CODE, BenchError, Row, check_range, header, rounded, table
+from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, rounded, table
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import tuner_for
@@ -51,6 +51,7 @@ TASKS = {  # Spec-Bench's columns, and the categories of each
 OVERALL = "Overall"
 _TASK_OF = {category: task for task, categories in TASKS.items() for category in categories}
 _RESAMPLES = 2000
+_CODE = (*CODE, "dsd_lab/bench/spec.py")
 
 Answers = dict[str, list[dict[str, Any]]]  # by variant, one entry a turn
 
@@ -125,8 +126,8 @@ def measure_spec(
 ) -> dict[str, Any]:
     """Ask the questions in every mode; the report as JSON. ValueErrors, ModelError, LinkError.
 
-    An interrupted run with the same models, modes and link goes on after its last whole question. What mode ``auto``
-    had learned by then is lost.
+    An interrupted run with the same models, modes, link and code goes on after its last whole question. What mode
+    ``auto`` had learned by then is lost.
     """
     check_range("per-category", per_task, 0, COUNT)
     if not any(variant.decode.mode == "ar" for variant in variants):
@@ -134,7 +135,7 @@ def measure_spec(
     questions, digest = read_questions(file)
     asked = chosen(questions, per_task)
     robot, cloud = paced(load_model(draft)), paced(load_model(target))
-    key = [robot.fingerprint, draft.quantization, cloud.fingerprint, profile.name, digest]
+    key = [robot.fingerprint, draft.quantization, cloud.fingerprint, profile.name, digest, code_digest(_CODE)]
     key += [[variant.label, dataclasses.asdict(variant.decode)] for variant in variants]
     kept = cache / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.jsonl"
     answers = _read_answers(kept)
@@ -149,8 +150,9 @@ def measure_spec(
             with kept.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps([question.number, found]) + "\n")
     rows = [_row(variant, variants, asked, answers) for variant in variants]
+    kept.unlink(missing_ok=True)  # the next run measures anew
     return {
-        **header("spec", (*CODE, "dsd_lab/bench/spec.py"), draft=robot, target=cloud),
+        **header("spec", _CODE, draft=robot, target=cloud),
         "draft_quantization": draft.quantization,
         "profile": profile.name,
         "questions": {"sha256": digest, "spec_bench": digest == SHA256, "asked": dict(Counter(q.task for q in asked))},

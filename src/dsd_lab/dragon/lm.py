@@ -25,6 +25,8 @@ from dsd_ros.dragon.documents.retrieval import Retrieved
 NONE, CRCG, DRCG, DRAGON = "none", "crcg", "drcg", "dragon"
 _CODE = ("dsd_ros/dragon", "dsd_lab/dragon/lm.py")
 METHODS = (NONE, CRCG, DRCG, DRAGON)
+REWEIGHTED = "reweighted"  # dragon, whose sides weigh their documents again after every _EVERY tokens
+_EVERY = 16
 _RESAMPLED = 2000  # of windows, for standard errors
 
 
@@ -64,6 +66,7 @@ class Scorer:
         self._model = model
         self._query, self._scored = list(window[: setting.query]), list(window[setting.query :])
         self._room = setting.context - len(window) - 1  # for documents and what stands between
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     def alone(self) -> np.ndarray:
         """(n,) float64."""
@@ -88,15 +91,21 @@ class Scorer:
         return list(ids[: self._room])
 
     def _score(self, front: list[int]) -> np.ndarray:
-        sequence = self._model.begin()
-        # Every model knows its end-of-text token: a new text begins after it.
-        sequence.append([min(self._model.eos_token_ids), *front, *self._query])
-        rows = sequence.verify(self._scored)[:-1].double()
-        chosen = torch.log_softmax(rows, dim=1)[torch.arange(len(rows)), self._scored]
-        return chosen.cpu().numpy()
+        key = tuple(front)
+        if key not in self._known:
+            sequence = self._model.begin()
+            # Every model knows its end-of-text token: a new text begins after it.
+            sequence.append([min(self._model.eos_token_ids), *front, *self._query])
+            rows = sequence.verify(self._scored)[:-1].double()
+            chosen = torch.log_softmax(rows, dim=1)[torch.arange(len(rows)), self._scored]
+            self._known[key] = chosen.cpu().numpy()
+        return self._known[key]
 
 
-def mixture_of(scores: Sequence[tuple[np.ndarray, float]], alone: np.ndarray) -> tuple[np.ndarray, float]:
+Scores = Sequence[tuple[np.ndarray, float]]  # of each document, log p (n,) of the tokens and its relevance
+
+
+def mixture_of(scores: Scores, alone: np.ndarray) -> tuple[np.ndarray, float]:
     """One side's (n,) p of the tokens, weighted by relevance; the log-sum-exp of the relevances (-30: no documents)."""
     if not scores:
         return np.exp(alone), -30.0
@@ -106,21 +115,44 @@ def mixture_of(scores: Sequence[tuple[np.ndarray, float]], alone: np.ndarray) ->
     return p / shares.sum(), float(relevances.max() + math.log(shares.sum()))
 
 
+def _both(ours: Scores, theirs: Scores, alone: np.ndarray) -> np.ndarray:
+    """(n,) log p of both sides' mixture."""
+    (p, weight), (other_p, other_weight) = mixture_of(ours, alone), mixture_of(theirs, alone)
+    share, other_share = eta(weight, other_weight)
+    return np.log(share * p + other_share * other_p)
+
+
+def _part(read: Scores, begin: int, relevances: Sequence[float]) -> Scores:
+    """The scores of _EVERY tokens, with other relevances; there may be more of these."""
+    return [(score[begin : begin + _EVERY], other) for (score, _), other in zip(read, relevances, strict=False)]
+
+
 def score_window(
-    scorer: Scorer, device: Sequence[Retrieved], cloud: Sequence[Retrieved], documents: Sequence[int]
+    scorer: Scorer,
+    device: Sequence[Retrieved],
+    cloud: Sequence[Retrieved],
+    documents: Sequence[int],
+    again: Sequence[tuple[Sequence[float], Sequence[float]]] = (),
 ) -> dict[str, list[np.ndarray]]:
-    """By method, for each number of documents a side, log p (n,) of the window's tokens."""
+    """By method, for each number of documents a side, log p (n,) of the window's tokens.
+
+    ``again``: of each _EVERY tokens, the relevances of the device's documents and the cloud's; then REWEIGHTED, too.
+    """
     alone = scorer.alone()
     read, other_read = (
         [(scorer.with_document(document.text), document.relevance) for document in side] for side in (device, cloud)
     )
     found: dict[str, list[np.ndarray]] = {method: [] for method in METHODS}
     for count in documents:
-        ours, weight = mixture_of(read[:count], alone)
-        theirs, other_weight = mixture_of(other_read[:count], alone)
-        share, other_share = eta(weight, other_weight)
+        ours, theirs = read[:count], other_read[:count]
         found[NONE].append(alone)
-        found[DRAGON].append(np.log(share * ours + other_share * theirs))
+        found[DRAGON].append(_both(ours, theirs, alone))
+        if again:
+            parts = [
+                _both(_part(ours, begin, own), _part(theirs, begin, other), alone[begin : begin + _EVERY])
+                for begin, (own, other) in zip(range(0, len(alone), _EVERY), again, strict=True)
+            ]
+            found.setdefault(REWEIGHTED, []).append(np.concatenate(parts))
         if not count:
             found[CRCG].append(alone)
             found[DRCG].append(alone)
@@ -146,15 +178,13 @@ def measure_lm(
         raise BenchError(f"the held-out text has {len(windows)} windows of {setting.window} tokens; ask for no more")
     chosen = np.linspace(0, len(windows) - 1, setting.windows).round().astype(int)
     device, cloud = two_sides(encoder, corpus.passages)
-    sums: dict[str, list[list[float]]] = {method: [[] for _ in setting.documents] for method in METHODS}
+    sums: dict[str, list[list[float]]] = {method: [[] for _ in setting.documents] for method in (*METHODS, REWEIGHTED)}
     for number, index in enumerate(chosen):
         window = windows[index]
-        query = model.decode_text(window[: setting.query])
-        most = setting.documents[-1]
-        found = score_window(
-            Scorer(model, window, setting), device.retrieve(query, most), cloud.retrieve(query, most),
-            setting.documents,
-        )  # fmt: skip
+        said = [model.decode_text(window[:end]) for end in range(setting.query, setting.window, _EVERY)]
+        ours, theirs = (side.retrieve(said[0], setting.documents[-1]) for side in (device, cloud))
+        again = [(device.weigh(text, ours), cloud.weigh(text, theirs)) for text in said]
+        found = score_window(Scorer(model, window, setting), ours, theirs, setting.documents, again)
         for method, rows in found.items():
             for place, row in enumerate(rows):
                 sums[method][place].append(float(row.mean()))
@@ -180,6 +210,7 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
                 }
             )
     last = len(setting.documents) - 1
+    gain = np.array(sums[REWEIGHTED][last]) - np.array(sums[DRAGON][last])
     best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
     return {
         **header("dragon-lm", _CODE, both=model),
@@ -188,6 +219,12 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
         "model": model.name,
         **{name: getattr(setting, name) for name in ("windows", "window", "query", "passage", "context")},
         "rows": rows,
+        REWEIGHTED: {
+            "every": _EVERY,
+            "perplexities": [math.exp(-float(np.mean(means))) for means in sums[REWEIGHTED]],
+            "log_p_above_dragon": float(gain.mean()),
+            "log_p_above_dragon_standard_error": float(gain[draws].mean(axis=1).std()),
+        },
         # By the nats that retrieval saves: what the distributed mixture gains for what one prompt gains.
         "gain_to_drcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[DRCG]),
         "gain_to_crcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[CRCG]),

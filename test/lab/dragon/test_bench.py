@@ -199,6 +199,12 @@ def test_perplexity_is_of_the_mixture(model):
     everything = [(scorer.with_document(d.text), d.relevance) for d in ours + theirs]
     whole, _ = mixture_of(everything, scorer.alone())
     assert np.allclose(np.exp(found["dragon"][2]), whole)
+    # Weighed again, but alike, it is the same; with all weight on one document it is that document's.
+    same = ([d.relevance for d in ours], [d.relevance for d in theirs])
+    again = score_window(scorer, ours, theirs, setting.documents, [same])["reweighted"]
+    assert np.allclose(again[2], found["dragon"][2]) and np.allclose(again[0], found["none"][0])
+    (only,) = score_window(scorer, ours, theirs, (2,), [([0.0, 0.0], [0.0, 60.0])])["reweighted"]
+    assert np.allclose(only, scorer.with_document("Go."))
     # And a token's probability is what the model gives it.
     sequence = model.begin()
     sequence.append([min(model.eos_token_ids), *window[:2]])
@@ -217,7 +223,8 @@ def test_a_bench_of_perplexity(model, tmp_path):
     assert len(report["rows"]) == 8 and all(row["perplexity"] > 1 for row in report["rows"])
     none = {row["perplexity"] for row in report["rows"] if row["method"] == "none"}
     assert len(none) == 1
-    assert "drcg" in render_lm(report)
+    assert "drcg" in render_lm(report) and "re-estimated every 16 tokens" in render_lm(report)
+    assert report["reweighted"]["perplexities"][0] == pytest.approx(none.pop())
     draw_lm(report, tmp_path / "lm.png")
     for wrong in ({"windows": 1}, {"window": 8}, {"context": 100}, {"documents": (2, 1)}, {"documents": ()}):
         with pytest.raises(BenchError):

@@ -62,7 +62,7 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
     asked: list[str] = []
     broken = {"second"}
 
-    def ask(run: Run, folder: Path) -> str:
+    def ask(run: Run, folder: Path, given: Path | None = None) -> str:
         asked.append(run.name)
         return "exit code 2" if run.name in broken else reported(run, folder)
 
@@ -74,6 +74,42 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
     assert asked[3:] == ["second"]
     assert make_figures(["third"], again=True, root=root, runs=runs, say=said.append, ask=ask) == []
     assert asked[4:] == ["third"]
+
+
+def test_a_run_whose_file_is_not_given_is_skipped_with_a_sentence(root: Path, tmp_path: Path) -> None:
+    one = Run("one", "dsd-lab bench spec --questions questions.jsonl", 2, file="questions.jsonl", source="the web")
+    runs, said, asked = {"one": one, "two": Run("two", "dsd-lab bench view", 1)}, list[str](), list[tuple]()
+
+    def ask(run: Run, folder: Path, given: Path | None = None) -> str:
+        asked.append((run.name, given))
+        return ""
+
+    assert make_figures([], root=root, runs=runs, say=said.append, ask=ask) == []
+    assert said[0] == (
+        "one: is not there, skipped: questions.jsonl is not given; get the web and name it with --given FILE"
+    )
+    assert "1 to measure, about 1 minutes" in said[2] and asked == [("two", None)]
+    file = tmp_path / "my-questions.jsonl"
+    file.write_text("{}")
+    assert make_figures(["one"], root=root, runs=runs, say=said.append, ask=ask, given=[file]) == []
+    assert asked[1:] == [("one", file)]
+    for wrong, why in ((tmp_path / "other.txt", "no run needs other.txt"), (tmp_path / "questions.jsonl", "no file")):
+        with pytest.raises(BenchError, match=why):
+            make_figures(["one"], root=root, runs=runs, say=said.append, ask=ask, given=[wrong])
+
+
+def test_a_given_file_gets_the_name_that_the_command_has(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.jsonl").write_text("what was asked")
+    writes = (
+        "import pathlib, sys; q = pathlib.Path(sys.argv[2]); "
+        "pathlib.Path(sys.argv[4]).write_text(q.name + ': ' + q.read_text())"
+    )
+    monkeypatch.setattr(runs_module, "_PROGRAM", [sys.executable, "-c", writes])
+    run = Run("one", "dsd-lab --questions q.jsonl", 1, file="q.jsonl")
+    assert measure(run, root, tmp_path / "mine.jsonl") == ""
+    assert (root / "benchmarks" / "one.json").read_text() == "q.jsonl: what was asked"
 
 
 def test_runs_are_chosen_by_name_or_by_beginning() -> None:

@@ -34,6 +34,7 @@ from dsd_lab.train.exits.training import (
     exit_losses,
     exit_stage,
     fit,
+    match_scale,
     measure,
     parse_layers,
     table,
@@ -257,6 +258,20 @@ def test_training_lowers_every_exits_loss(
     for old, new in zip(before["exits"], after["exits"], strict=True):
         assert new["loss"] < 0.8 * old["loss"]
     assert figures["steps"] == 40 and len(held) == 2
+
+
+def test_an_adapter_begins_at_the_size_of_the_states_that_it_reads(llama: Backbone, sharegpt: Path) -> None:
+    """So that as many steps teach an exit whose states are thirty times as large as much."""
+    train, _ = conversation_examples(sharegpt, llama, 512, 1, 0)
+    states = HiddenStates(train, (1, 2))
+    exits = ExitAdapters.untrained(llama, (1, 2), 8)
+    match_scale(exits, states)
+    hidden = states.of([0])
+    assert hidden is not None
+    for layer, rows in zip(exits.layers, hidden[:-1], strict=True):
+        size = float(rows.square().mean(-1).sqrt().median())
+        assert torch.equal(exits.adapter(layer).scale, torch.full_like(exits.adapter(layer).scale, size))
+        assert torch.equal(exits.adapter(layer)(rows), rows)  # still the identity
 
 
 def test_a_killed_run_goes_on_and_ends_the_same(vlm: Backbone, spatial_data: Path, tmp_path: Path) -> None:

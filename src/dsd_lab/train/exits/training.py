@@ -94,18 +94,35 @@ def fit(
     rate = s.rate or {"scenes": 3e-3, "self-written": 2e-3, "data": 1e-4}[source]
     exits = ExitAdapters.untrained(backbone, parse_layers(s.layers, backbone.num_layers), s.rank, s.seed)
     exits.to(backbone.device)
+    states = HiddenStates(examples, exits.layers)
+    match_scale(exits, states)
     per_epoch = -(-len(examples) // batch)
     steps = s.steps
     if steps is None and s.minutes is None:
         steps = max(1, round((s.epochs or _EPOCHS) * per_epoch))
     data = source if s.data is None else hashlib.sha256(s.data.read_bytes()).hexdigest()
-    key = [data, len(examples), exits.layers, exits.rank, s.seed, rate, batch, s.context, s.dtype]
+    key = [data, len(examples), exits.layers, exits.rank, s.seed, rate, batch, s.context, s.dtype, "scaled"]
     name = "exits-" + hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    stage = exit_stage(backbone, exits, HiddenStates(examples, exits.layers), batch, rate, s.seed)
+    stage = exit_stage(backbone, exits, states, batch, rate, s.seed)
     path = s.cache / backbone.fingerprint / f"{name}.safetensors"
     found = run_stage(stage, path, s.minutes, steps, backbone.device, report=report, save_seconds=save_seconds)
     found |= {"epochs": round(found["steps"] / per_epoch, 2), "minutes": round(found["minutes"], 2)}
     return exits, found | {"batch": batch, "rate": rate}
+
+
+def match_scale(exits: ExitAdapters, states: HiddenStates) -> None:
+    """Let each adapter's norm begin at the size of the hidden states that it reads, by the first examples.
+
+    Adam moves a weight as far whatever the loss is like. Beside states of 20 and more, which late layers have, what an
+    adapter adds would stay small for thousands of steps.
+    """
+    some = (states.of([index]) for index in range(len(states.examples)))
+    hidden = next((found for found in some if found is not None), None)
+    if hidden is None:
+        return
+    with torch.no_grad():
+        for layer, rows in zip(exits.layers, hidden[:-1], strict=True):
+            exits.adapter(layer).scale.fill_(rows.square().mean(-1).sqrt().median())
 
 
 def exit_stage(

@@ -129,6 +129,18 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert again.open(resume=robot.ticket, **asked).exit_layers == speak
 
 
+def test_a_round_may_go_without_the_sessions_exits(model):
+    with VerifierEngine(model, EVERY_EXIT) as engine:
+        robot = Robot(engine)
+        robot.open(exits=True)
+        robot.observe(**PICTURE)
+        robot.draft(1, 0, [1, 2], without_exits=True)
+        first, early = robot.final(1)
+        assert early == []
+        robot.draft(2, first.accepted + 1, [1, 2])
+        assert robot.final(2)[1]
+
+
 def test_a_model_without_adapters_answers_with_none():
     with VerifierEngine(TableModel(1, ends=False)) as engine:
         robot = Robot(engine)
@@ -281,7 +293,9 @@ def test_exits_forecast_a_token_that_the_robot_draws(directory, tmp_path):
                 return [session.decode(IMAGE, "find the bottle") for _ in range(3)]
 
         wanted = decoded(mode="dssd")
-        replies = decoded(mode="fsd", proof="split", predraft_source="exits", predraft_workers=2)
+        replies = decoded(
+            mode="fsd", proof="split", predraft_source="exits", predraft_workers=2, predraft_when="always"
+        )
     assert [reply.tokens for reply in replies] == [reply.tokens for reply in wanted]
     rounds = [record for reply in replies for record in reply.records]
     rejected = [record for record in rounds if record.accepted < record.depth]

@@ -85,7 +85,7 @@ class Unhurried(LocalChannel):
 
 
 def decode(channel, draft, image, instruction, replies: int = 1, **values) -> list[DecodedReply]:
-    chosen = DecodeSettings(seed=3, **({"mode": "dsd", "max_tokens": 14} | values))
+    chosen = DecodeSettings(seed=3, **({"mode": "dsd", "max_tokens": 14, "predraft_when": "always"} | values))
     with EdgeSession(channel, draft, chosen, LinkSettings(response_timeout_s=10)) as session:
         channel.session = session
         return [session.decode(image, instruction) for _ in range(replies)]
@@ -198,7 +198,7 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature,
 def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, temperature):
     """A look past a draft that ends when the other workers have done all that they may."""
     chosen = DecodeSettings(
-        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
+        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses", predraft_when="always",
         predraft_budget=4, predraft_workers=4,
     )  # fmt: skip
     look_past = ModelDraft.look_past
@@ -309,7 +309,7 @@ def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plai
 
 def test_a_target_without_exits_is_drafted_for_by_guesses(target, draft, picture):
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
-        chosen = DecodeSettings(mode="fsd", max_tokens=8)
+        chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=8)
         with EdgeSession(channel, draft, chosen) as session:
             assert session.verifier.exit_layers == []
             assert session.decode(picture(0), "go").exits == 0
@@ -321,7 +321,7 @@ def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
     with VerifierEngine(paced(speaking, Pace(0.05)), EVERY_EXIT) as engine:
         for layers in ("", "2", "1,2", "none"):
             with LocalChannel(engine) as channel:
-                chosen = DecodeSettings(mode="fsd", max_tokens=12, exit_layers=layers)
+                chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=12, exit_layers=layers)
                 with EdgeSession(channel, draft, chosen) as session:
                     heard[layers] = session.verifier.exit_layers
                     reply = session.decode(picture(0), "go")
@@ -400,7 +400,9 @@ class Failing(TableModel):
 def test_a_worker_that_fails_costs_no_token_and_is_reported(undisturbed, depth):
     failing = Failing(4, 12, ends=False, noise=0.6, padding=3)
     with VerifierEngine(TARGET) as engine, Unhurried(engine) as channel:
-        chosen = DecodeSettings(mode="fsd", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth)
+        chosen = DecodeSettings(
+            mode="fsd", predraft_when="always", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth
+        )
         with EdgeSession(channel, failing, chosen) as session:
             channel.session = session
             replies = [session.decode(IMAGE, f"go {n}") for n in range(2)]
@@ -417,7 +419,7 @@ def workers() -> list[str]:
 def test_threads_end_with_the_session_and_start_again_with_the_next_reply():
     before = len(workers())
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as channel:
-        session = EdgeSession(channel, DRAFT, DecodeSettings(mode="fsd", predraft_workers=5))
+        session = EdgeSession(channel, DRAFT, DecodeSettings(mode="fsd", predraft_when="always", predraft_workers=5))
         assert len(workers()) == before
         first = session.decode(IMAGE, "go").tokens
         assert len(workers()) == before + 5
@@ -434,7 +436,7 @@ def test_nothing_is_kept_of_replies_that_are_over():
         return sum(type(thing) is Sequence for thing in gc.get_objects())
 
     before = sequences()
-    chosen = DecodeSettings(mode="fsd", max_tokens=16, pipeline_depth=2)
+    chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=16, pipeline_depth=2)
     with (
         VerifierEngine(TARGET) as engine,
         LocalChannel(engine) as channel,

@@ -49,7 +49,7 @@ def test_every_way_to_draft_ahead_gives_the_same_tokens(
 
         # When sampling, ar draws other tokens of the same distribution; dsd is held to it elsewhere.
         reference = session(mode="ar" if temperature == 0.0 else "dsd")
-        others = [session(mode="fsd", **values) for values in VARIANTS]
+        others = [session(mode="fsd", predraft_when="always", **values) for values in VARIANTS]
         assert others[0].verifier.exit_layers == [1, 2]
         for seed in range(pictures):
             image, instruction = picture(seed), INSTRUCTIONS[seed % 3]

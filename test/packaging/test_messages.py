@@ -35,7 +35,7 @@ DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|du
 IN_USE = {
     "AskStats.msg": "27768dbe5b2af194",
     "DecodeStats.msg": "883e8cd73a22a69c",
-    "Draft.msg": "a56cc4d24a8e89b4",
+    "Draft.msg": "6ec3c0a0799be48c",
     "NavAction.msg": "c82c00f1133aee29",
     "Observation.msg": "5e2ac3c451c1623c",
     "Outcome.msg": "c7801cf5779514ac",

@@ -25,7 +25,7 @@ SAMPLES: dict[type, dict[str, Any]] = {
     },
     m.Draft: NAME | {
         "confirmed": 4, "tokens": [1, 2], "evidence": b"e", "parents": b"\0\1", "assumed": b"assumed.",
-        "resampled": [3], "autonomous_rounds": 2,
+        "resampled": [3], "autonomous_rounds": 2, "without_exits": True,
     },
     m.Outcome: NAME | {
         "layer": 4, "accepted": 1, "next_token": 5, "confidence": 0.25, "is_final": False, "compute_us": 6,

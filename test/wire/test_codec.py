@@ -48,7 +48,7 @@ MESSAGES = st.one_of(
         m.Draft,
         session=session, reply=u32, round=u32, confirmed=u32, tokens=tokens,
         evidence=st.binary(max_size=300), parents=st.binary(max_size=64),
-        assumed=st.binary(max_size=8), resampled=tokens, autonomous_rounds=u16,
+        assumed=st.binary(max_size=8), resampled=tokens, autonomous_rounds=u16, without_exits=st.booleans(),
     ),
     st.builds(
         m.Outcome,

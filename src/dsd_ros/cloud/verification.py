@@ -66,7 +66,7 @@ class PendingRound:
     @property
     def exits(self) -> ExitRules | None:
         """The early exits that speak in this round, if any."""
-        return None if self.alone else self.session.exits
+        return None if self.alone or self.draft.without_exits else self.session.exits
 
     def outcome(self, verdict: DraftVerdict, layer: int, confidence: float, ran_us: int, final: bool) -> Outcome:
         """The message for a verdict that took ``ran_us`` microseconds; WireError when no message holds it."""

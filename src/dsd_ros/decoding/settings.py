@@ -19,6 +19,7 @@ FLOATS = ("float16", "float32")
 DRAFT_SOURCES = ("model", "lookup")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
+PREDRAFT_WHEN = ("pays", "always")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
 SHAPES = ("preset", *(shape.value for shape in Shape))
 AUTO_LENGTH = 0
@@ -129,6 +130,12 @@ class DecodeSettings:
         "outcomes to draft ahead for while a round is verified: those that early exits name, the draft's own "
         "guesses, or both",
         choices=PREDRAFT_SOURCES,
+    )
+    predraft_when: str = option(
+        PREDRAFT_WHEN[0],
+        "when to draft ahead: while it pays, so that it rests where it makes rounds slower, or always; mode auto "
+        "chooses for itself",
+        choices=PREDRAFT_WHEN,
     )
     predraft_workers: int = option(6, "number of drafts made ahead at the same time", 1, 64)
     predraft_policy: str = option("priority", "order in which outcomes are drafted ahead", choices=PREDRAFT_POLICIES)

@@ -7,7 +7,7 @@ may see: it forks (0.03 ms) and grows the fork. Rankings run outside the lock.
 
 The round itself goes first. Workers begin passes between sending and the verdict only, and a pass that the verdict
 makes useless ends after the layer it is in. Where there are too few processors for all workers, one of them does the
-work of all, in batches.
+work of all, in batches. Where pre-drafting makes rounds slower all the same, it rests.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ _PASS_S = 30.0  # a forward pass that takes longer is not waited for
 _LIKELY = 0.5  # what is likelier is worth a pass that the verdict may interrupt
 _FORGET = 0.99  # per pass without a batch, of what a further draft in a pass takes
 _SWITCH_S = 2e-4  # the longest that a worker keeps the interpreter while another thread waits for it
+_TRIAL = 6  # rounds of each kind that tell whether drafting ahead pays
+_CLEAR = 2.0  # a gain or loss of 1 + _CLEAR / rounds ends a trial of so many rounds of each kind
+_WORTH = 1.05  # drafting ahead has to make rounds so many times as fast, since it takes energy
+_PAUSE, _PAUSE_GROWS, _LONGEST_PAUSE = 64, 4, 4096  # rounds between two trials
 
 
 def processors() -> int:
@@ -53,6 +57,108 @@ def processors() -> int:
 
 class _Useless(Exception):
     """The verdict is known, and what the pass would give is not needed."""
+
+
+class _QuickSwitches:
+    """Lets threads wait for the interpreter ``_SWITCH_S`` at most; process-wide, as long as any pool has workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0.0
+
+    def begin(self) -> None:
+        """A pool starts."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _SWITCH_S))
+
+    def end(self) -> None:
+        """A pool has ended; the last one leaves the interval as the first one found it."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                sys.setswitchinterval(self._before)
+
+
+_quick_switches = _QuickSwitches()
+
+
+class _Trials:
+    """Whether drafting ahead pays in rounds of one sort, by what they take with it and without it, by turns.
+
+    What a trial finds holds until the next one, which comes the later the more often the same was found.
+    """
+
+    def __init__(self, run: int) -> None:
+        """``run``: rounds of a kind that stand together; the last one counts."""
+        self.rests = True  # what the last trial found; nothing is known to pay before the first
+        self.gain: float | None = None  # times as fast as rounds were in it with drafting ahead
+        self._run = run
+        self._trial, self._left, self._pause = True, 0, _PAUSE
+        self._turn = 0
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # of a trial's rounds, by whether they rested
+
+    def next(self) -> bool:
+        """Whether the next round rests."""
+        return self._turn // self._run % 2 == 0 if self._trial else self.rests
+
+    def learn(self, seconds: float) -> None:
+        """That round took ``seconds``."""
+        if not self._trial:
+            self._left -= 1
+            self._trial = self._left <= 0
+            return
+        rested = self.next()
+        self._turn += 1
+        if self._turn % self._run == 0:
+            self._seconds[rested].append(seconds)
+        count = min(map(len, self._seconds.values()))
+        if count < 2:
+            return
+        # Without the slowest round of each kind: machines have other things to do now and then.
+        without, with_it = (sum(sorted(self._seconds[kind][:count])[:-1]) for kind in (True, False))
+        gain = without / max(1e-9, with_it)
+        if count >= _TRIAL or not 1.0 / (1.0 + _CLEAR / count) < gain < 1.0 + _CLEAR / count:
+            self._conclude(gain)
+
+    def _conclude(self, gain: float) -> None:
+        rests = gain < _WORTH
+        same = self.gain is not None and rests is self.rests
+        self._pause = min(_LONGEST_PAUSE, self._pause * _PAUSE_GROWS) if same else _PAUSE
+        self.rests, self.gain, self._trial, self._left = rests, gain, False, self._pause
+        self._turn, self._seconds = 0, {True: [], False: []}
+
+
+class Rest:
+    """Rests drafting ahead while it does not pay: where draft and target share processors, it slows both of them.
+
+    Rounds are compared from sending one to sending the next. A reply's first rounds, in which the target reads the
+    prompt, are a sort of their own.
+    """
+
+    def __init__(self, in_flight: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``in_flight``: rounds in flight; so many of a kind stand together, so that those before do not count."""
+        self._clock = clock
+        self._first, self._others = _Trials(1), _Trials(in_flight)
+        self._sent = 0.0
+
+    def next(self, number: int) -> bool:
+        """Whether round ``number`` of a reply, which is about to be sent, rests. Learns from the round before it."""
+        now = self._clock()
+        if number > 1:
+            (self._first if number == 2 else self._others).learn(now - self._sent)
+        self._sent = now
+        return (self._first if number == 1 else self._others).next()
+
+    def explain(self) -> str:
+        """What was found, for a log; "" while drafting ahead does not rest."""
+        found = self._others
+        if not found.rests or found.gain is None:
+            return ""
+        return f"drafting ahead rests: rounds were {found.gain:.2f} times as fast with it as without"
 
 
 class IdleTime:
@@ -199,6 +305,9 @@ class Ahead(DraftModel):
         """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known."""
         super().__init__(model, settings, tuner)
         self._time = IdleTime(clock)
+        # Mode auto chooses between strategies instead. A model with processors of its own shares none with a target.
+        rests = settings.predraft_when == "pays" and not settings.adapts and model.processors is None
+        self._rest = Rest(settings.pipeline_depth, clock) if rests else None
         self._send_ahead = send_ahead
         coupled = settings.proven_by is Proof.COUPLED
         self._guesser = Guesser(settings.sampling, settings.seed, coupled)
@@ -223,6 +332,17 @@ class Ahead(DraftModel):
         """The first failure of a worker in this reply, one sentence; "" if none."""
         return self._error
 
+    def explain(self) -> str:
+        """See ``Proposer``: whether drafting ahead rests."""
+        return "" if self._rest is None else self._rest.explain()
+
+    def propose(self, tokens: list[int]) -> RoundDraft:
+        """Draft what is not there yet of the next round, and decide whether drafting ahead rests meanwhile."""
+        draft = super().propose(tokens)
+        if self._rest is not None and isinstance(draft, ModelDraft):
+            draft.rests = self._rest.next(draft.number)
+        return draft
+
     def draft_ahead(self, draft: RoundDraft) -> None:
         """Let the workers draft after the outcomes that ``draft`` may have, until ``update``."""
         super().draft_ahead(draft)
@@ -232,11 +352,11 @@ class Ahead(DraftModel):
         with self._lock:
             level = self._levels[0] if self._levels else None
         if level is None or level.round is not draft:  # else it was sent ahead
-            level = self._level(draft) if how.ahead and len(draft.tree) else None
+            level = self._level(draft) if how.ahead and len(draft.tree) and not draft.rests else None
         with self._lock:
             if level is None or not (self._levels and self._levels[0] is level):
                 self._levels = [] if level is None else [level]
-            if level is None:
+            if level is None or draft.rests:  # rounds that are in flight are left to come back
                 return
             self._note_acceptances(level)
             self._start_threads(how)
@@ -294,6 +414,8 @@ class Ahead(DraftModel):
             self._work.notify_all()
         for thread in self._threads:
             thread.join(_CLOSE_S)
+        if self._threads:
+            _quick_switches.end()
         self._threads = []
 
     # ----------------------------------------------------------------------- outside the lock
@@ -385,8 +507,7 @@ class Ahead(DraftModel):
         self._slots = how.workers if few and how.batch == 1 else how.slots
         if not self._threads:
             self._stop = threading.Event()
-        if len(self._threads) < count:
-            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+            _quick_switches.begin()
         arguments = self._stop, max(1, torch.get_num_threads() // count)
         for number in range(len(self._threads), count):
             thread = threading.Thread(target=self._run, args=arguments, name=f"predraft-{number + 1}", daemon=True)

@@ -146,6 +146,7 @@ class ModelDraft:
         self.drafting, self.number, self.prefix = drafting, number, prefix
         self.sequence = sequence
         self.able = able
+        self.rests = False  # whether drafting ahead rests while this one is verified
         self.seconds = 0.0  # in the draft model
         self.kept: list[Kept] = []
         self.context = drafting.context(number, len(prefix))

@@ -69,6 +69,9 @@ class RoundDraft(Drafted, Protocol):
     def seconds(self) -> float: ...  # in the draft model, whenever that was
 
     @property
+    def rests(self) -> bool: ...  # whether drafting ahead rests while it is verified
+
+    @property
     def autonomous_rounds(self) -> int: ...  # how many rounds the target decodes alone; 0: it verifies this draft
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:
@@ -97,6 +100,10 @@ class Proposer(ABC):
     @property
     def error(self) -> str:
         """The first failure of a worker in this reply, one sentence; "" if none."""
+        return ""
+
+    def explain(self) -> str:
+        """What it chose by itself, and why, for a log; "" if nothing."""
         return ""
 
     @abstractmethod
@@ -136,6 +143,7 @@ class NoTokens:
     kept: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
     vocab_size: int = 0
     plan: Plan = Plan(0, strategy=ALONE)
+    rests: bool = False
     seconds: float = 0.0
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:

@@ -82,7 +82,7 @@ class Recorder:
             records=records,
             draft_length=self._mean_length(),
             worker_error=self.proposer.error,
-            choice=self.tuner.explain() if self.tuner is not None and self.settings.adapts else "",
+            choice=self.tuner.explain() if self.tuner is not None and self.settings.adapts else self.proposer.explain(),
             peak_memory=memory,
             threads=threads,
             speculative_decoding=speculated,
@@ -90,6 +90,7 @@ class Recorder:
 
     def _record(self, draft: RoundDraft, result: Result, tokens: list[int]) -> RoundRecord:
         client, tree, origin, outcome = self.client, draft.tree, self._origin, self.client.outcome
+        how = draft.plan.strategy.resting if draft.rests else draft.plan.strategy
         assert outcome is not None
         accepted = set(tree.path_to(result.accepted - 1))
         ready = origin.complete and len(tree) > 0
@@ -107,7 +108,7 @@ class Recorder:
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit(client.early, result, outcome.layer) if draft.plan.strategy.exits else 0,
+            first_exit=_first_exit(client.early, result, outcome.layer) if how.exits else 0,
             source=origin.source,
             ready=ready,
             predrafts=self.proposer.origin.begun,
@@ -120,7 +121,7 @@ class Recorder:
             rejected=tuple(x for node, x in enumerate(tree.tokens) if node not in accepted),
             exit_layers=tuple(early.layer for early, _ in client.early),
             exit_seconds=tuple(seconds for _, seconds in client.early),
-            strategy=draft.plan.strategy.name,
+            strategy=how.name,
         )
 
     def _mean_length(self) -> float:

@@ -165,4 +165,5 @@ class ReplyClient:
             assumed=prefix_digest(draft.prefix) if ahead else b"",
             resampled=recovered,
             autonomous_rounds=draft.autonomous_rounds,
+            without_exits=draft.rests,
         )

@@ -110,7 +110,7 @@ class DecodedReply:
     peak_memory: int = 0
     threads: int = 0
     speculative_decoding: SpeculativeDecoding | None = None  # None: nothing was to be drafted
-    choice: str = ""  # mode auto: what it has chosen by the end of the reply, and what it expects of the rest
+    choice: str = ""  # what was chosen by the end of the reply, and why: by mode auto, or that drafting ahead rests
     verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property

@@ -36,6 +36,11 @@ class Strategy:
         return self.guesses or self.exits
 
     @property
+    def resting(self) -> Strategy:
+        """The same without drafting ahead."""
+        return TREE if self.tree else IN_TURN
+
+    @property
     def slots(self) -> int:
         """Drafts that one pass advances."""
         return min(self.batch, self.workers)

@@ -195,7 +195,7 @@ class Draft(Fields, frozen=True, tag=4):
 
     LAYOUT = (
         "session", "reply", "round", "confirmed", "tokens", "evidence", "parents", "resampled", "assumed",
-        "autonomous_rounds", "tag",
+        "autonomous_rounds", "tag", "without_exits",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
@@ -208,6 +208,7 @@ class Draft(Fields, frozen=True, tag=4):
     assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
     autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
+    without_exits: bool = False  # no early outcomes for this round, though the session has exits
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 

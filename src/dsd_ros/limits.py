@@ -5,7 +5,8 @@ MAX_INSTRUCTION_CHARS = 2000  # of an instruction or a question
 MAX_SIDE = 8192  # pixels of a picture
 MAX_PIXELS = 1 << 24  # of a picture
 MAX_HISTORY = 8  # earlier pictures of an observation
-ENCODINGS = ("png", "rgb8")  # of pictures on the wire
+LOSSLESS = ("png", "rgb8")  # encodings of pictures on the wire that keep every pixel
+ENCODINGS = (*LOSSLESS, "jpeg", "webp")
 MAX_OTHERS = 8  # other verifiers that one names
 _PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 

@@ -146,6 +146,8 @@ def _check(picture: ImageFile.ImageFile, name: str, announced: tuple[int, int] |
     check_size(height, width, name)
     form = picture.tile[0][3] if picture.tile else ""  # of Pillow 11: .args
     packed = str(form[0] if isinstance(form, tuple) and form else form)
+    if picture.format == "WEBP":  # always 8 bits; Pillow does not say
+        packed = picture.mode
     if announced is not None and (
         (height, width) != announced or (picture.mode, packed) != ("RGB", "RGB") or "transparency" in picture.info
     ):

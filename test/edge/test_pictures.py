@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings as profile, strategies as st
 
 from dsd_ros.edge.observation import SessionPictures
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.pictures import UnknownPicture, kept_pictures, read_pictures
@@ -22,7 +23,7 @@ def in_full(message) -> list[bool]:
 
 
 def test_a_picture_travels_once_in_a_session():
-    pictures = SessionPictures("png")
+    pictures = SessionPictures(LinkSettings(image_encoding="png"))
     pictures.begin(picture(1))
     assert pictures.observation(5, 1, "go").history == []
     pictures.arrived(5)
@@ -37,7 +38,7 @@ def test_a_picture_travels_once_in_a_session():
 
 
 def test_what_was_not_answered_is_not_taken_for_known():
-    pictures = SessionPictures("rgb8")
+    pictures = SessionPictures(LinkSettings(image_encoding="rgb8"))
     pictures.begin(picture(1))
     pictures.observation(5, 1, "go")
     pictures.arrived(4)  # an answer of another session says nothing
@@ -47,7 +48,7 @@ def test_what_was_not_answered_is_not_taken_for_known():
 
 
 def test_what_cannot_be_sent_leaves_the_reply_before():
-    pictures = SessionPictures("png")
+    pictures = SessionPictures(LinkSettings(image_encoding="png"))
     pictures.begin(picture(1), [(picture(2), "stop")])
     good = pictures.observation(5, 1, "go")
     for image, history, error in (
@@ -65,9 +66,9 @@ def test_what_cannot_be_sent_leaves_the_reply_before():
 def test_rows_of_pixels_that_no_message_holds_are_refused_before_they_are_needed():
     large = np.zeros((2300, 2300, 3), np.uint8)
     other = np.ones((2300, 2300, 3), np.uint8)
-    with pytest.raises(WireError, match="use fewer or smaller ones, or png"):
-        SessionPictures("rgb8").begin(large, [(large, "stop"), (other, "stop")])
-    SessionPictures("png").begin(large, [(large, "stop"), (other, "stop")])
+    with pytest.raises(WireError, match="use fewer or smaller ones, or jpeg"):
+        SessionPictures(LinkSettings(image_encoding="rgb8")).begin(large, [(large, "stop"), (other, "stop")])
+    SessionPictures(LinkSettings(image_encoding="png")).begin(large, [(large, "stop"), (other, "stop")])
 
 
 STEPS = st.lists(
@@ -84,7 +85,7 @@ STEPS = st.lists(
 @example([(2, [9, 0, 6, 7, 9], "answered"), (3, [1, 4, 5, 8], "answered"), (0, [9], "answered")])
 @given(STEPS)
 def test_the_verifier_always_gets_all_pictures_and_asks_at_most_once(steps):
-    pictures, kept, session = SessionPictures("png"), kept_pictures(), 1
+    pictures, kept, session = SessionPictures(LinkSettings(image_encoding="png")), kept_pictures(), 1
     asked = 0
     for number, (now, earlier, fate) in enumerate(steps, 1):
         history = [(picture(value), f"step {value}") for value in earlier]

@@ -334,7 +334,9 @@ def test_greedy_rounds_carry_no_distributions(engine, draft):
         assert all(d.confirmed + len(d.tokens) < 12 for d in drafts)
 
 
-@pytest.mark.parametrize("values", [{"response_timeout_s": 0}, {"attempts": 0}, {"image_encoding": "jpeg"}])
+@pytest.mark.parametrize(
+    "values", [{"response_timeout_s": 0}, {"attempts": 0}, {"image_encoding": "x"}, {"image_size": -1}]
+)
 def test_link_settings_out_of_place_are_refused(values):
     with pytest.raises(ValueError, match="use"):
         LinkSettings(**values)

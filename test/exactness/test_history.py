@@ -6,11 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from lossy_channel import LossyChannel
+from PIL import Image
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.limits import ENCODINGS, LOSSLESS
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.codec import WireError
@@ -116,6 +118,38 @@ def test_over_a_websocket_the_same_and_one_new_picture_a_step(target_directory, 
     for step, (few, more) in enumerate(zip(sent[0], sent[8], strict=True)):
         names = sum(40 + len(action) for _, action in before(walk, step, 8))
         assert few > 10_000 and few <= more <= few + names
+
+
+@pytest.mark.parametrize("values", [{"image_encoding": name} for name in ENCODINGS] + [{"image_size": 200}], ids=str)
+def test_large_pictures_travel_as_the_target_reads_them(target, draft, picture, values, monkeypatch):
+    """Both models see the same pixels, and of a lossless link those that the target would see anyway."""
+    large = [(np.asarray(Image.fromarray(picture(200 + n)).resize((1280, 720))), ACTIONS[n]) for n in range(3)]
+    seen = {id(target): [], id(draft): []}
+    for model, read, name in ((target, target.open, "open"), (draft, draft.prefill, "prefill")):
+
+        def look(image, instruction, history=(), *, model=model, read=read, **more):
+            seen[id(model)].append([image, *(earlier for earlier, _ in history)])
+            return read(image, instruction, history, **more)
+
+        monkeypatch.setattr(model, name, look)
+    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, settings, LinkSettings(**values)) as session,
+    ):
+        replies = [session.decode(large[n][0], "go", history=large[:n]) for n in range(3)]
+    monkeypatch.undo()
+    of_target, of_draft = seen[id(target)], seen[id(draft)]
+    assert len(of_target) == len(of_draft) == 3
+    for n, (reply, a, b) in enumerate(zip(replies, of_target, of_draft, strict=True)):
+        assert all(np.array_equal(one, other) for one, other in zip(a, b, strict=True))
+        assert max(a[0].shape) < 720
+        past = [(image, action) for image, (_, action) in zip(a[1:], large[:n], strict=True)]
+        assert reply.tokens == alone(target, a[0], past)
+        if values.get("image_encoding") in LOSSLESS:
+            assert reply.tokens == alone(target, large[n][0], large[:n])
+        assert reply.bytes_up < 1.5 * replies[0].bytes_up  # earlier pictures travel once
 
 
 def test_any_misfortune_leaves_the_replies_as_they_are(target, draft, walk, expected):

@@ -50,7 +50,7 @@ IN_USE = {
     "RoundStats.msg": "4c83fdd8eaae7131",
     "SafetyState.msg": "edadcc9c4acd5fb7",
     "SessionClose.msg": "2f304ba3dbdfa225",
-    "SessionReply.msg": "206e21c43c922dc6",
+    "SessionReply.msg": "86209a33ba6f6e7e",
     "SessionRequest.msg": "d56b2d398c5f2c82",
     "SpeculativeDecoding.msg": "ec53234be65f14f8",
     "Verdict.msg": "ab5bbf5dd45d527f",

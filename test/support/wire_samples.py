@@ -17,7 +17,8 @@ SAMPLES: dict[type, dict[str, Any]] = {
     },
     m.SessionReply: {
         "request": 5, "session": 7, "error": "no", "target_name": "t", "target_fingerprint": "f", "vocab_size": 8,
-        "eos_token_ids": [7], "exit_layers": [2], "ticket": b"t" * 16, "nonce": b"n" * 16,
+        "eos_token_ids": [7], "exit_layers": [2], "ticket": b"t" * 16, "side_factor": 28,
+        "min_pixels": 3136, "max_pixels": 12845056, "nonce": b"n" * 16,
     },
     m.Observation: {
         "session": 7, "reply": 2, "instruction": "go", "height": 1, "width": 1, "encoding": "rgb8", "image": b"abc",

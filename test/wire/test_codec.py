@@ -37,6 +37,7 @@ MESSAGES = st.one_of(
         request=u32, session=u32, error=st.text(max_size=1024), target_name=short,
         target_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16),
         exit_layers=st.lists(u16, max_size=256), ticket=st.binary(max_size=16),
+        side_factor=u16, min_pixels=u32, max_pixels=u32,
     ),
     st.builds(
         m.Observation,

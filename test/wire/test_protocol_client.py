@@ -63,7 +63,7 @@ class Client:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
         self.request = [
-            1, 77, 7, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
+            1, 77, 8, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
         ]  # fmt: skip
         self.rest = [False, [], "priority", 0.0, proof]
         self.link = self.dial()
@@ -75,7 +75,7 @@ class Client:
         fields = [*self.request, self.ticket, *self.rest, ours]
         self.link.send(msgspec.msgpack.encode([*fields, tag_of(TOKEN, b"open", 0, fields)]))
         answer = msgspec.msgpack.decode(self.link.recv(timeout=20))
-        tag, request, session, error, *_, ticket, theirs, _ = answer
+        tag, request, session, error, *_, ticket, _, _, _, theirs, _ = answer
         assert (tag, request, error, ticket) == (2, 77, "", b"") and self.session in (0, session)
         self.key = mac(TOKEN, b"session", ours, theirs, session.to_bytes(4, "little"))
         self.session, self.ticket = session, mac(self.key, b"ticket")[:16]

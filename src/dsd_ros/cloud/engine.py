@@ -424,11 +424,15 @@ class VerifierEngine:
 
     def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
         model, exits = self.model, session.exits if session is not None else None
+        images = getattr(model, "images", None) if getattr(model, "reads_pictures", True) else None
         return SessionReply(
             request, session.id if session is not None else 0, error, model.name[:256],
             model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
             list(exits.layers) if exits is not None else [],
             session.ticket if session is not None else b"",
+            side_factor=images.side_factor if images else 0,
+            min_pixels=images.min_pixels if images else 0,
+            max_pixels=images.max_pixels if images else 0,
         )  # fmt: skip
 
     def _using(self, id_: int, peer: Hashable) -> Session | None:

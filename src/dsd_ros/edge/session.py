@@ -92,7 +92,7 @@ class EdgeSession:
             if self._draft_model is not None:
                 self._translation = Translation(vocabulary, self._draft_model)
         self._link = VerifierClient(channel, self._request, link or LinkSettings())
-        self._pictures = SessionPictures(self._link.settings.image_encoding)
+        self._pictures = SessionPictures(self._link.settings)
         self._reply = 0
         method = method_of(settings.proven_by, settings.sampling.greedy)
         self._client = ReplyClient(self._link, self._pictures, method)
@@ -129,7 +129,8 @@ class EdgeSession:
     ) -> DecodedReply:
         """The target's own reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone).
 
-        ``history``: up to eight pictures of earlier steps, each with the action taken after it, oldest first.
+        Both models see a picture as it travels (``LinkSettings.image_size``, ``image_encoding``). ``history``: up to
+        eight pictures of earlier steps, each with the action taken after it, oldest first.
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. PromptError, ImageError or WireError (ValueErrors) for an
         input that cannot be used, LinkError when link or verifier fail for good, DeadlineExceeded, DecodeCancelled,
@@ -137,15 +138,16 @@ class EdgeSession:
         """
         limits = Limits(deadline, cancelled, patience)
         check_instruction(instruction)
-        self._pictures.begin(image, history)
+        self._pictures.check(image, history)
         self._reply += 1
-        request = ReplyRequest(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
         try:
             for _ in range(self._link.settings.attempts):
                 try:
                     if not self._link.session:
                         self._link.open(limits)
                     self._recall()
+                    seen, past = self._pictures.begin(image, history, self.verifier)
+                    request = ReplyRequest(self._reply, seen, instruction, on_progress, self.text, limits, past)
                     reply = self._loop.decode(request)
                     self._keep()
                     return reply

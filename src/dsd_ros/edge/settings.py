@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsd_ros.limits import ENCODINGS
+from dsd_ros.limits import ENCODINGS, MAX_SIDE
 from dsd_ros.options import check_options, option
 
 TUNING_FILE = (
@@ -24,7 +24,12 @@ class LinkSettings:
         2.0, "a round is sent again after this much silence, s", 0.05, 600.0, allowed="0.05 to 600 seconds"
     )
     attempts: int = option(4, "times a round is sent, or the link dialled, before giving up", 1, 100)
-    image_encoding: str = option("png", "encoding of pictures on the link, both lossless", choices=ENCODINGS)
+    image_size: int = option(
+        0, "longest side of pictures on the link, pixels; 0: as the target shrinks them", 0, MAX_SIDE
+    )
+    image_encoding: str = option(
+        "png", "encoding of pictures on the link; what a lossy one leaves, both models see", choices=ENCODINGS
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

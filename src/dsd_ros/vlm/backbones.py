@@ -53,6 +53,14 @@ def smart_resize(
     return new_height, new_width
 
 
+def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """RGB uint8 (height, width, 3) at another size, as every model's pictures are."""
+    if image.shape[:2] == (height, width):
+        return image
+    picture = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
+
+
 def check_image(image: np.ndarray) -> None:
     """ImageError unless ``image`` is a non-empty uint8 array of shape (height, width, 3), RGB."""
     if not isinstance(image, np.ndarray):
@@ -96,14 +104,18 @@ class ImageProcessor:
         if not all(math.isfinite(number) for number in numbers) or min(self._processor.image_std) <= 0:
             raise ModelError(f"{path} normalises pictures by {numbers}; give finite numbers, and image_std above 0")
 
+    @property
+    def side_factor(self) -> int:
+        """Each side of a resized picture is a multiple of this, in pixels."""
+        return self.patch_size * self.merge_size
+
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the resized picture, in pixels."""
-        factor = self.patch_size * self.merge_size
-        return smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
+        return smart_resize(height, width, self.side_factor, self.min_pixels, self.max_pixels)
 
     def image_tokens(self, height: int, width: int) -> int:
         """The number of prompt tokens that a picture of this size takes."""
-        return math.prod(self.resized(height, width)) // (self.patch_size * self.merge_size) ** 2
+        return math.prod(self.resized(height, width)) // self.side_factor**2
 
     def __call__(self, image: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn RGB uint8 (height, width, 3) into pixel values and their grid; ImageError for anything else.
@@ -113,10 +125,7 @@ class ImageProcessor:
         """
         check_image(image)
         height, width = image.shape[:2]
-        new_height, new_width = self.resized(height, width)
-        if (new_height, new_width) != (height, width):
-            picture = Image.fromarray(np.ascontiguousarray(image))
-            image = np.asarray(picture.resize((new_width, new_height), Image.Resampling.BICUBIC))
+        image = resize(image, *self.resized(height, width))
         batch = self._processor(image, do_resize=False, input_data_format="channels_last", return_tensors="pt")
         return batch["pixel_values"], batch["image_grid_thw"]
 

@@ -20,7 +20,7 @@ from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LEN
 from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
@@ -146,6 +146,9 @@ class SessionReply(Fields, frozen=True, tag=2):
     eos_token_ids: EndIds = []  # tokens that end a reply, in every mode
     exit_layers: Layers = []  # exits that will send early outcomes, ascending decoder layers from 1; empty: none
     ticket: Ticket = b""  # 16 secret bytes that resume the session; empty with an error
+    side_factor: UInt16 = 0  # the target shrinks a picture's sides to multiples of this; 0: it does not say
+    min_pixels: UInt32 = 0  # of a picture as the target reads it, at least
+    max_pixels: UInt32 = 0  # at most: a robot need not send more
     nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
@@ -158,13 +161,13 @@ class Past(Fields, frozen=True):
     height: Side  # pixels, at most 8192; 0: no picture
     width: Side  # pixels, at most 8192
     image: Picture  # the picture in that encoding, at most 16 MiB; empty: the verifier has it
-    digest: Digest  # the picture's name: 8 bytes of BLAKE2b over its sides and pixels (wire.pictures.picture_digest)
+    digest: Digest  # the picture's name, 8 bytes (wire.pictures.name_of)
 
 
 class Observation(Fields, frozen=True, tag=3):
     """Robot -> verifier: the picture and the instruction that the next reply is about.
 
-    Starts that reply and ends the one before. The picture is lossless, so that both models see the same.
+    Starts that reply and ends the one before. The robot shows its draft model what this picture decodes to.
     ``verified`` and ``rounds`` are for a verifier that does not know the reply: it goes on with round ``rounds`` + 1.
     """
 
@@ -178,7 +181,7 @@ class Observation(Fields, frozen=True, tag=3):
     instruction: Instruction  # what the robot is told to do, at most 2000 characters (UTF-8)
     height: Side  # pixels, at most 8192; 0: no picture
     width: Side  # pixels, at most 8192
-    encoding: ShortText  # "rgb8" (raw rows, no padding), "png", or "none" (for models that read text alone)
+    encoding: ShortText  # "png", "rgb8" (raw rows, no padding), "jpeg", "webp", or "none" (models that read text alone)
     image: Picture  # the picture in that encoding, at most 16 MiB
     verified: Verified = []  # tokens of the reply so far: verified, or drawn by the robot after a rejection
     rounds: UInt32 = 0  # rounds they took

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of an Observation: raw rows or PNG, both lossless, so that both models see the same."""
+"""The pictures of an Observation: lossless, or lossy with both models seeing what was decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
-from dsd_ros.limits import ENCODINGS, MAX_HISTORY, MAX_PIXELS
+from dsd_ros.limits import ENCODINGS, LOSSLESS, MAX_HISTORY, MAX_PIXELS
 from dsd_ros.pictures import PictureError, check_size, read_picture
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import DIGEST_BYTES, MAX_IMAGE_BYTES, Observation, Past
@@ -23,6 +23,7 @@ NO_PICTURE = "none"
 MAX_HISTORY_PIXELS = MAX_PIXELS  # of all earlier pictures of an observation together
 KEPT_PICTURES = MAX_HISTORY + 1  # by the verifier, of each session: a history and the present one
 KEPT_BYTES = 3 * MAX_PIXELS
+_QUALITY = 90  # of a JPEG or WebP: objects keep their colours and edges
 
 V = TypeVar("V")
 
@@ -31,22 +32,26 @@ class UnknownPicture(Exception):
     """A history names a picture that is not kept here, or no longer."""
 
 
-def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
-    """RGB uint8 (height, width, 3) to bytes; WireError for another array or one too large to send."""
+def check_picture(image: np.ndarray) -> None:
+    """WireError unless ``image`` is RGB uint8 (height, width, 3), and small enough to be sent."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
         raise WireError(
             f"the image has shape {image.shape} and type {image.dtype}; "
             "give it as RGB of shape (height, width, 3) and type uint8"
         )
-    height, width = image.shape[:2]
-    _check_size(height, width)
+    _check_size(*image.shape[:2])
+
+
+def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
+    """RGB uint8 (height, width, 3) to bytes; WireError for another array or one too large to send."""
+    check_picture(image)
     image = np.ascontiguousarray(image)
     if encoding == "rgb8":
         data = image.tobytes()
-    elif encoding == "png":
+    elif encoding in ENCODINGS:
         buffer = io.BytesIO()
-        # Level 1 is several times faster than the default and little larger.
-        Image.fromarray(image).save(buffer, "PNG", compress_level=1)
+        # PNG's level 1 is several times faster than the default and little larger; so is WebP's method 0.
+        Image.fromarray(image).save(buffer, encoding.upper(), compress_level=1, quality=_QUALITY, method=0)
         data = buffer.getvalue()
     else:
         raise WireError(f"unknown picture encoding {encoding!r}; use one of {', '.join(ENCODINGS)}")
@@ -65,19 +70,23 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
                 f"and {width} x {height} pixels; all must be 0"
             )
         return None
+    return decode_bytes(observation.image, observation.encoding, height, width)
+
+
+def decode_bytes(data: bytes, encoding: str, height: int, width: int) -> np.ndarray:
+    """RGB uint8 (height, width, 3) of an encoded picture; WireError if it is not what is said of it."""
     _check_size(height, width)
-    if observation.encoding == "rgb8":
-        if len(observation.image) != 3 * height * width:
+    if encoding == "rgb8":
+        if len(data) != 3 * height * width:
             raise WireError(
-                f"a picture of {width} x {height} pixels takes {3 * height * width} bytes as rgb8, "
-                f"not {len(observation.image)}"
+                f"a picture of {width} x {height} pixels takes {3 * height * width} bytes as rgb8, not {len(data)}"
             )
-        pixels: np.ndarray = np.frombuffer(observation.image, np.uint8).reshape(height, width, 3).copy()
+        pixels: np.ndarray = np.frombuffer(data, np.uint8).reshape(height, width, 3).copy()
         return pixels
-    if observation.encoding != "png":
-        raise WireError(f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}")
+    if encoding not in ENCODINGS:
+        raise WireError(f"unknown picture encoding {encoding!r}; use one of {', '.join(ENCODINGS)}")
     try:
-        return read_picture(observation.image, containers=("PNG",), announced=(height, width))
+        return read_picture(data, containers=(encoding.upper(),), announced=(height, width))
     except PictureError as error:
         raise WireError(str(error)) from error
 
@@ -90,6 +99,16 @@ def picture_digest(image: np.ndarray) -> bytes:
     digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=DIGEST_BYTES)
     digest.update(np.ascontiguousarray(image).data)
     return digest.digest()
+
+
+def name_of(image: np.ndarray, data: bytes, encoding: str) -> bytes:
+    """8 bytes that name a picture on the wire: its pixels' digest, or if it is lossy, its bytes' (two machines may
+    decode them a shade differently).
+    """
+    if encoding in LOSSLESS:
+        return picture_digest(image)
+    sides = struct.pack("<II", *image.shape[:2])
+    return hashlib.blake2b(sides + encoding.encode() + data, digest_size=DIGEST_BYTES).digest()
 
 
 class LastPictures(LRUCache[bytes, V]):
@@ -150,13 +169,13 @@ def read_pictures(
         picture = known[past.digest]
         kept[past.digest] = picture
     if image is not None:
-        kept[picture_digest(image)] = image
+        kept[name_of(image, observation.image, observation.encoding)] = image
     return image, [(known[past.digest], past.action) for past in observation.history]
 
 
 def _earlier(past: Past) -> np.ndarray:
     picture = decode_picture(past)
-    if picture is None or picture_digest(picture) != past.digest:
+    if picture is None or name_of(picture, past.image, past.encoding) != past.digest:
         raise WireError("an earlier picture does not match its digest; send both again")
     return picture
 

@@ -20,9 +20,6 @@ setup: ## make .venv, build the messages, install dsd and the nodes (quick if no
 	@python3 tools/setup.py
 
 demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport websocket --mode ar ..."
-	@case " $(ARGS) " in *" --headless "*) ;; *) \
-	  $(BIN)/python -c "import rerun" 2>/dev/null || { echo "demo: installing the web view (225 MB, once)"; \
-	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements/view.txt || echo "demo: continuing without the web view"; };; esac
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
 smoke: setup ## the quick tests, without nodes and slow models: under two minutes

@@ -33,20 +33,7 @@ NODES = (
     "visual",
     "view",
 )
-EXTRAS = (
-    "cloud",
-    "robot",
-    "beside-ros",
-    "ros",
-    "sim",
-    "train",
-    "dev",
-    "real-models",
-    "go2",
-    "text-model",
-    "rag",
-    "view",
-)
+EXTRAS = ("cloud", "robot", "beside-ros", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag")
 
 
 def stated(element: str, attribute: str = "") -> str:
@@ -136,7 +123,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src", include=[NAME, f"{NAME}.*"]),
     include_package_data=True,
-    package_data={NAME: ["py.typed"]},
+    package_data={NAME: ["py.typed", "observe/view/page.html"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),

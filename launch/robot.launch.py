@@ -57,7 +57,7 @@ def arguments() -> list[Any]:
         DeclareLaunchArgument(
             "rviz_config", default_value=str(config_directory() / "dsd.rviz"), description="RViz' configuration file"
         ),
-        DeclareLaunchArgument("view", **switch("serve the web view")),
+        DeclareLaunchArgument("view", **switch("serve the live page")),
         DeclareLaunchArgument("view_bind", **setting("view_node", "bind")),
         DeclareLaunchArgument("view_open", **setting("view_node", "open_browser")),
         DeclareLaunchArgument("draft_model", **setting("draft_node", "model.path")),

@@ -3,14 +3,18 @@
 
     python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
     python tools/draw_pictures.py rounds docs/images/rounds.png
+    python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png     (needs Chromium)
 
 "run": what the robot saw at some of its steps, and its path over the map. "rounds": the rounds of a reply as lanes over
-time, one mode below the other at one scale, of one held-out picture and the shipped pair.
+time, one mode below the other at one scale, of one held-out picture and the shipped pair. "page": the
+live page at the end of a recorded run.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -25,10 +29,14 @@ from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.observe.bag.reader import open_bag
+from dsd_ros.observe.bag.run import read_run
+from dsd_ros.observe.bag.shown_run import feed_of
 from dsd_ros.observe.view.overlay import draw_legend, draw_tokens
 from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.timeline import draw_timeline, spans_of
 from dsd_ros.observe.view.typeset import INK, PAPER, blank, line_height, write
+from dsd_ros.observe.view.web import WebServer
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
@@ -146,6 +154,19 @@ def measure_rounds() -> list[tuple[str, ShownReply]]:
     return found
 
 
+def draw_page(bag: Path, picture: Path) -> None:
+    """The live page with a recorded run, as a browser shows it."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        sys.exit("There is no Chromium: apt-get install chromium.")
+    with WebServer(feed_of(read_run(open_bag(bag))), "127.0.0.1", 0) as server:
+        options = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1000", "--timeout=5000"]
+        subprocess.run(
+            [browser, *options, f"--screenshot={picture}", server.page()], check=True, stderr=subprocess.DEVNULL
+        )
+    Image.open(picture).convert("RGB").quantize(255, dither=Image.Dither.NONE).save(picture, optimize=True)
+
+
 def main() -> None:
     """Command line: which picture, and its files."""
     match sys.argv[1:]:
@@ -154,8 +175,10 @@ def main() -> None:
         case ["rounds", picture]:
             drawn = Image.fromarray(draw_rounds(measure_rounds()))
             drawn.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)
+        case ["page", bag, picture]:
+            draw_page(Path(bag), Path(picture))
         case _:
-            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds) picture.png")
+            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds | page BAG) picture.png")
 
 
 if __name__ == "__main__":

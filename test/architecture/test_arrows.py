@@ -63,7 +63,6 @@ ROS = {"rclpy", "dsd_msgs", "std_msgs", "std_srvs", "sensor_msgs", "geometry_msg
 ONLY_IN = {
     **{name: {"nodes", "ros", "observe/ros"} for name in ROS},
     "mujoco": {"robot"},
-    "rerun": {"observe"},
     "websockets": {"wire", "cloud"},
     "prometheus_client": {"cloud"},
     "apsw": {"dragon"},

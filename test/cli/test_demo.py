@@ -23,7 +23,6 @@ from dsd_ros.cli.demo_run import DemoSettings, run_demo
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
-from dsd_ros.observe.view import web
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import DEMO_SEED
 
@@ -125,8 +124,7 @@ def test_a_word_after_json_is_no_file(capsys):
     assert "put --json last" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed")
-def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
+def test_on_a_terminal_the_live_page_outlives_the_run(ros_domain, tiny_pair):
     target, draft = map(str, tiny_pair)
     ours, theirs = pty.openpty()
     settings = {"target": target, "draft": draft, "time_limit": 0.5}
@@ -144,7 +142,7 @@ def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
             said.append(line)
             if "Ctrl-C ends" in line:
                 break
-        page = re.search(r"web view at (http://[\w.:]+)", "".join(said))
+        page = re.search(r"live page at (http://[\w.:]+)", "".join(said))
         assert page is not None, "".join(said)
         assert not any("REACHED" in line for line in said)
         children = children_of(run.pid)

@@ -20,6 +20,7 @@ FURTHER = {
     ("record_node", "listens"): {PICTURES, *TOPICS, *WHERE_THERE},
     ("record_node", "publishes"): {"/diagnostics"},
     ("view_node", "publishes"): {"/diagnostics"},
+    ("view_node", "listens"): {"/rosout", "ground_truth/markers"},
     ("navigation_node", "publishes"): {"emergency_stop"},  # executor: nav2
     ("supervisor_node", "listens"): {"camera/camera_info"},  # require.camera: info
 }

@@ -113,8 +113,6 @@ def flat(tree: dict, prefix: str = "") -> dict:
 
 @pytest.mark.parametrize("executable", sorted(NODES))
 def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tmp_path, executable):
-    if executable == "view_node":
-        pytest.importorskip("rerun", reason="rerun-sdk is not installed (requirements/view.txt)")
     content = yaml.safe_load(Start(executable).parameter_files[0].read_text())
     assert list(content) == [f"/**/{executable}"]
     written = flat(content[f"/**/{executable}"]["ros__parameters"])

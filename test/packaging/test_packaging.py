@@ -163,7 +163,7 @@ def test_beside_a_sourced_ros_nothing_asks_for_what_apt_brings() -> None:
     assert (
         system == {"numpy", "opencv-python-headless", "pillow", "pyyaml"} and not system & requirements("lock").keys()
     )
-    for name in ("beside-ros", "torch", "rag", "sim", "train", "dev", "view"):
+    for name in ("beside-ros", "torch", "rag", "sim", "train", "dev"):
         assert not system & requirements(name).keys(), name
         files = [name, *re.findall(r"^-r (\S+)\.txt", (REQUIREMENTS / f"{name}.txt").read_text(), re.MULTILINE)]
         assert not any("lock-system" in (REQUIREMENTS / f"{each}.txt").read_text().split() for each in files)

@@ -34,7 +34,7 @@ RESOLVED = {
 }
 KEYS = {"PIL": "python3-pil", "cv2": "python3-opencv", "numpy": "python3-numpy", "pytest": "python3-pytest"}
 KEYS["yaml"] = "python3-yaml"
-NOT_ALWAYS_INSTALLED = {"rerun": "rerun-sdk", "unitree_sdk2py": "unitree-sdk2py-dimos"}  # module -> what pip calls it
+NOT_ALWAYS_INSTALLED = {"unitree_sdk2py": "unitree-sdk2py-dimos"}  # module -> what pip calls it
 
 
 def dependencies(package: Package) -> set[str]:

@@ -34,8 +34,6 @@ def make(ros_domain: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         own = [f"{name}:autostart:=false"] if issubclass(NODES[name], ManagedSettings) else []
         if name == "record_node":
             own = [f"{name}:directory:={tmp_path / 'bag'}"]
-        if name == "view_node":
-            pytest.importorskip("rerun", reason="rerun-sdk is not installed (requirements/view.txt)")
         monkeypatch.setattr(sys, "argv", [name, "--ros-args", *(word for each in own for word in ("-p", each)), *words])
         rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
         module = importlib.import_module(f"dsd_ros.nodes.{name}")

@@ -44,6 +44,7 @@ class Page:
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._number = 0
+        self.events: list[dict[str, Any]] = []  # what the browser reported unasked, such as requests
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """A command of the protocol and its answer."""
@@ -52,6 +53,8 @@ class Page:
         self._socket.send(json.dumps(request))
         while True:
             answer = json.loads(self._socket.recv(timeout=60.0))
+            if "method" in answer:
+                self.events.append(answer)
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
@@ -66,6 +69,26 @@ class Page:
             mobile=phone,
         )
         self.call("Page.navigate", url=url)
+
+    def value(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def until(self, expression: str, limit_s: float = 60.0) -> None:
+        """Wait until an expression holds in the page; in a page half loaded, which cannot evaluate it, it does not."""
+        deadline = time.monotonic() + limit_s
+        guarded = f"(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()"
+        while not self.value(guarded):
+            assert time.monotonic() < deadline, f"not within {limit_s} s: {expression}"
+            time.sleep(0.1)
+
+    def requests(self) -> list[str]:
+        """The address of everything that pages asked for; begin with ``call("Network.enable")``."""
+        self.value("0")
+        asked = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        return asked + [e["params"]["url"] for e in self.events if e["method"] == "Network.webSocketCreated"]
 
     def screenshot(self) -> np.ndarray:
         """What is shown: uint8 (height, width, 3), RGB."""

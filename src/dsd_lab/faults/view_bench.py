@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dsd-lab bench view`: what overlay and web view take of a CPU core, and of a reply's time."""
+"""`dsd-lab bench view`: what overlay and live page take of a CPU core, and of a reply's time."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import math
 import os
 import re
 import signal
+import socket
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import urlsplit
 
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
 from dsd_lab.report import header
 from dsd_msgs.srv import Decode
-from dsd_ros.observe.view.web import program
 from dsd_ros.paths import models_directory
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import plan
@@ -69,7 +67,7 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
         with _Client() as client:
             client.wait(_READY_S)
             report = _measure(client, views, pairs, progress)
-            with receiver(next(url for line in lines if (url := _data_url(line)))):
+            with receiver(next(page for line in lines if (page := _page(line)))):
                 time.sleep(_RECEIVER_S)
                 progress("the same with the page open")
                 cpu, frames = _used(client, views, pairs)
@@ -80,7 +78,7 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
 def start_views(group: ProcessGroup) -> list[Child]:
     """Start both views, the web page at the picture rate of RViz."""
     starts = [start for start in plan("demo", {"visual": "true", "view": "true"}) if start.name in _VIEWS]
-    own = {"web_port": "0", "data_port": "0", "rate": RATE}
+    own = {"web_port": "0", "rate": RATE}
     return [group.start_planned(replace(start, parameters={**start.parameters, **own})) for start in starts]
 
 
@@ -139,28 +137,31 @@ def _used(client: _Client, views: Sequence[Child], replies: int) -> tuple[float,
 
 
 @contextmanager
-def receiver(data_url: str) -> Iterator[Path]:
-    """Receive what a browser with the page open would receive, into the file that this yields."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "received.rrd"
-        command = [program(), data_url, "--save", str(file), "--bind", "127.0.0.1", "--port", "auto"]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        process = subprocess.Popen(command, env={**os.environ, "RERUN_ANALYTICS": "0"}, **quiet)
+def receiver(page: str) -> Iterator[list[int]]:
+    """Receive what a browser with the page open would receive; yields a list of the sizes of what came."""
+    sizes: list[int] = []
+    url = urlsplit(page)
+    with socket.create_connection((url.hostname, url.port), timeout=30.0) as connection:
+        connection.sendall(f"GET /events HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
+
+        def read() -> None:
+            with suppress(OSError):
+                while part := connection.recv(1 << 16):
+                    sizes.append(len(part))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
         try:
-            yield file
+            yield sizes
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
-def _data_url(line: str) -> str:
-    """Where to receive the data, if a line that the web view printed names its page; else ""."""
-    found = re.search(r"http://\S+\?url=(\S+)", line)
-    return unquote(found[1]) if found else ""
+def _page(line: str) -> str:
+    """The address of the live page, if a line that it printed names it; else ""."""
+    found = re.search(r"live page at (http://\S+)", line)
+    return found[1] if found else ""
 
 
 def render(report: dict[str, Any]) -> str:

@@ -28,7 +28,6 @@ from dsd_ros.cli.shared import (
 from dsd_ros.decoding.modes import mode as decoding_mode
 from dsd_ros.environment import check_environment
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.observe.view.web import MISSING as VIEW_MISSING, available as view_available
 from dsd_ros.paths import user_path
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros.bringup import plan, values_of
@@ -79,7 +78,7 @@ def run_demo(
 ) -> int:
     """Run the whole system once and return the exit code. Call it from the main thread.
 
-    Its processes have ended when it returns, within 2 s of an interruption. On a terminal the web view is served after
+    Its processes have ended when it returns, within 2 s of an interruption. On a terminal the live page is served after
     the run until an interruption, which does not change the exit code.
 
     :param more: further arguments of the demo system. Over a websocket, ``verifier`` may be the address of a relay in
@@ -130,12 +129,12 @@ def _write(report: DemoReport, path: Path | None, code: int) -> int:
 
 
 def _serve_on(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
-    """On a terminal, keep serving the web view until an interruption; everything else has ended."""
+    """On a terminal, keep serving the live page until an interruption; everything else has ended."""
     views = [child for child in group.children if child.name == _VIEW and child.running]
     if settings.headless or not views or not sys.stdout.isatty():
         return
     group.close(but=_VIEW)
-    print("the web view stays open; Ctrl-C ends", flush=True)
+    print("the live page stays open; Ctrl-C ends", flush=True)
     while not stop.wait(0.1) and group.ended() is None and not views[0].given_up:
         pass
 
@@ -160,7 +159,7 @@ def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, s
         raise ValueError(
             f"'verifier:=' is an address to dial, and over {settings.transport} none is dialled; use websocket."
         )
-    view = "true" if not settings.headless and view_available() else "false"
+    view = "false" if settings.headless else "true"
     chosen = SCENARIOS[settings.scenario].arguments if settings.scenario else {}
     recorded = {"record": settings.record} if settings.record else {}
     return known | {"verifier_port": "0", "view": view, "view_open": view} | dict(chosen) | dict(more) | recorded
@@ -191,7 +190,7 @@ def _run(
     report: DemoReport,
 ) -> int:
     began = time.monotonic()
-    _start_processes(settings, arguments, group, stop)
+    _start_processes(arguments, group, stop)
     # Imported late: the children are already starting while this process loads ROS.
     from dsd_ros.ros.demo_client import DemoClient
 
@@ -257,11 +256,7 @@ def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Eve
         print(f"dsd demo: record_node does not hear {topics}; the bag may lack some of it", file=sys.stderr)
 
 
-def _start_processes(
-    settings: DemoSettings, arguments: dict[str, str], group: ProcessGroup, stop: threading.Event
-) -> None:
-    if not settings.headless and not view_available():
-        print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
+def _start_processes(arguments: dict[str, str], group: ProcessGroup, stop: threading.Event) -> None:
     named: list[SplitResult] = []
     starts = {start.name: start for start in plan("demo", arguments)}
     verifier = starts.pop("verifier", None)

@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
+from dsd_ros.cli.shared import EXIT_BAD_INPUT, EXIT_DONE, EXIT_GOAL_MISSED, CommandError, interruption, write_json
 from dsd_ros.shown import LINES, shown
+
+if TYPE_CHECKING:
+    from dsd_ros.observe.bag.run import Run
+
+_PORT = 9090
 
 
 @arguments
@@ -21,6 +27,7 @@ class InspectArguments:
     html: Path | None = file_option("write a report with plots and pictures, in one file")
     png: Path | None = file_option("write the plots alone")
     csv: Path | None = file_option("write a row per round")
+    view: bool = flag(False, "show the run in the live page, in this machine's browser, until Ctrl-C")
     repair: Path | None = file_option("write what can be read as a new, complete bag", "DIR")
 
 
@@ -53,4 +60,21 @@ def command(args: InspectArguments) -> int:
         from dsd_ros.observe.bag.reader import repair
 
         print(f"\n{args.repair}: {repair(bag, args.repair)} messages")
+    if args.view:
+        _show(run)
     return EXIT_DONE if bag.whole else EXIT_GOAL_MISSED
+
+
+def _show(run: Run) -> None:
+    """Serve the live page with a recorded run until an interruption."""
+    from dsd_ros.observe.bag.shown_run import feed_of
+    from dsd_ros.observe.view.web import ViewError, WebServer, open_browser
+
+    with interruption() as interrupted:
+        try:
+            with WebServer(feed_of(run), "127.0.0.1", _PORT) as server:
+                print(f"\nthe run is at {server.page()}; Ctrl-C ends", flush=True)
+                open_browser(server.page())
+                interrupted.wait()
+        except ViewError as error:
+            raise CommandError(error, EXIT_BAD_INPUT) from error

@@ -34,6 +34,9 @@ PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
 LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)
+LOG = _keep_last(
+    100, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL
+)  # /rosout keeps some seconds of lines
 # The Go2's topics. Best effort for its state matches either kind of writer; only the newest matters.
 ROBOT_STATE = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 ROBOT_SERVICE = _keep_last(20, ReliabilityPolicy.RELIABLE, _VOLATILE)  # requests and answers

@@ -387,16 +387,17 @@ class VisualNodeSettings(CameraSettings):
 
 @dataclass(frozen=True)
 class ViewNodeSettings(CameraSettings):
-    """The web view: read-only, and for this machine alone unless bind says otherwise."""
+    """The live page: read-only, and for this machine alone unless bind says otherwise."""
 
     live: ClassVar = ("rate",)
 
-    bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network", check=check_host)
+    bind: str = option(
+        "127.0.0.1", "address the live page listens on; 0.0.0.0: for the whole network", check=check_host
+    )
     web_port: int = option(9090, "port of the page; a free one if it is taken", 0, 65535)
-    data_port: int = option(9876, "port of the data; a free one if it is taken", 0, 65535)
     rate: float = option(10.0, "highest rate of pictures, Hz", 0.5, 30.0)
-    memory_mb: int = option(128, "memory that the server keeps for later browsers, MiB", 16, 4096)
-    open_browser: bool = option(False, "open the web view in this machine's browser")
+    memory_mb: int = option(32, "memory for what browsers that come later are shown of the past, MiB", 16, 4096)
+    open_browser: bool = option(False, "open the live page in this machine's browser")
     visual: bool = option(False, "also run visual_node in this process, which costs less than a process of its own")
 
     def __post_init__(self) -> None:

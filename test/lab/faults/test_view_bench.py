@@ -6,17 +6,23 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 
 import pytest
 
-from dsd_lab.faults.view_bench import _data_url, median_difference
+from dsd_lab.faults.view_bench import _page, median_difference, receiver
+from dsd_ros.observe.view.web import PageFeed, WebServer
 
 
-def test_the_data_is_received_from_where_the_page_has_it():
-    page = "http://127.0.0.1:9090/?url=rerun%2Bhttp%3A%2F%2F127.0.0.1%3A9876%2Fproxy"
-    line = f"[INFO] [1795325637.377] [view_node]: web view at {page}"
-    assert _data_url(line) == "rerun+http://127.0.0.1:9876/proxy"
-    assert _data_url("[INFO] [1795325637.377] [visual_node]: nobody looks") == ""
+def test_the_data_is_received_as_a_browser_would():
+    assert _page("[INFO] [1795325637.377] [view_node]: live page at http://127.0.0.1:9090/") == "http://127.0.0.1:9090/"
+    assert _page("[INFO] [1795325637.377] [visual_node]: nobody looks") == ""
+    feed = PageFeed(16)
+    with WebServer(feed, "127.0.0.1", 0) as server, receiver(server.page()) as sizes:
+        deadline = time.monotonic() + 30.0
+        while not (feed.watched and sizes):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_a_reply_that_was_held_up_once_changes_nothing():

@@ -1,32 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The web view: local unless configured otherwise, and rendered correctly in a browser."""
+"""The live page: local unless configured otherwise, whole for whoever comes late, and readable in a real browser."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
-import subprocess
-import sys
+import threading
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from browser import browser, find_browser
+from browser import Page, browser, find_browser
 from PIL import Image
-from views_sample import sample_overlay, sample_reply, share
+from views_sample import sample_reply, share
 
 from dsd_ros.observe.view import web
+from dsd_ros.observe.view.events import reply_event, robot_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
-from dsd_ros.observe.view.overlay import OverlayPainter
 from dsd_ros.observe.view.state import ShownStep
-from dsd_ros.observe.view.timeline import draw_board
-from dsd_ros.observe.view.typeset import ACCEPTED, OWN, PAPER
 
-needs_rerun = pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
+BAGS = Path(__file__).parents[2] / "bags"
 SKY = (40, 120, 200)  # of the picture shown, RGB
-GOAL = (220, 60, 200)
-_PATIENCE_S = 240.0
+needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+SIZES = [("desk", 1280, 800), ("phone", 390, 844)]
+HELD = {"on": True, "causes": ["OBSTACLE"], "sentences": ["A chair is 0.3 m ahead."]}
+FREE = {"on": False, "causes": [], "sentences": []}
+ARRIVED = {"outcome": "ARRIVED", "sentence": "The target is reached.", "good": True}
+# Every text that a person sees, with the contrast of its colour against what lies beneath (WCAG 2.2, 1.4.3).
+CONTRAST = """(() => {
+  const light = c => {
+    const [r, g, b] = c.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const under = e => { let found = [255, 255, 255]; const layers = [];
+    for (; e; e = e.parentElement) layers.push([...parse(getComputedStyle(e).backgroundColor), 1].slice(0, 4));
+    for (const [r, g, b, a] of layers.reverse()) found = found.map((v, n) => v * (1 - a) + [r, g, b][n] * a);
+    return found; };
+  const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let count = 0;
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || e.closest("script,style,title,[hidden]")) continue;
+    count++;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(under(e))];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) poor.push(e.tagName + " " + walker.currentNode.textContent.slice(0, 30) + " " + ratio.toFixed(2));
+  }
+  return [count, poor];
+})()"""
+COLOURS = """(() => {
+  const c = document.querySelector("canvas"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  return new Set([...Array(d.length / 4).keys()].map(i => d[4 * i] << 16 | d[4 * i + 1] << 8 | d[4 * i + 2])).size;
+})()"""
+LABELS = """(() => {
+  const stage = document.querySelector(".stage").getBoundingClientRect();
+  const shown = [...document.querySelectorAll(".stage span:not([hidden])")];
+  const boxes = shown.map(e => e.getBoundingClientRect());
+  const covered = boxes.reduce((sum, b) => sum + b.width * b.height, 0);
+  const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top;
+  const within = b => b.left >= stage.left && b.right <= stage.right && b.top >= stage.top && b.bottom <= stage.bottom;
+  return {names: shown.map(e => e.textContent), covered: covered / (stage.width * stage.height),
+    inside: boxes.every(within), apart: boxes.every((a, n) => boxes.slice(n + 1).every(b => apart(a, b)))};
+})()"""
 
 
 @pytest.mark.parametrize(
@@ -40,142 +82,298 @@ def test_only_the_loopback_is_local(bind, local):
     assert web.is_local(bind) == local
 
 
-def test_the_map_has_ahead_up_and_left_left():
-    assert web._on_map([(1.0, 0.0), (0.0, 2.0)]).tolist() == [[0.0, -1.0], [-2.0, 0.0]]
+@contextlib.contextmanager
+def served(feed: web.PageFeed, port: int = 0) -> Iterator[web.WebServer]:
+    with web.WebServer(feed, "127.0.0.1", port) as server:
+        yield server
 
 
-def test_without_rerun_a_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(web, "available", lambda: False)
-    with pytest.raises(web.ViewError, match=r"requirements/view\.txt"):
-        web.WebServer("127.0.0.1", 0, 0, 64)
+def events_of(server: web.WebServer, until: str, after: str = "") -> list[dict[str, Any]]:
+    """What a browser gets, up to the first event of a kind."""
+    found = []
+    with urllib.request.urlopen(f"{server.page()}events?after={after}", timeout=20) as stream:
+        event = ""
+        for line in stream:
+            name, _, value = line.decode().strip().partition(": ")
+            if name == "id":
+                event = value
+            elif name == "data":
+                found.append(json.loads(value) | {"id": event})
+                if found[-1]["k"] == until:
+                    return found
+    raise AssertionError("the stream has ended")
 
 
-def test_a_taken_port_is_replaced():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        first, second = web._free_ports("127.0.0.1", port, 0)
-    assert port not in (first, second) and first != second
+def test_the_server_listens_on_its_address_alone_and_ends():
+    feed = web.PageFeed(16)
+    with served(feed) as server:
+        assert server.page() == f"http://127.0.0.1:{server.port}/"
+        assert server.page("robot") == f"http://robot:{server.port}/"
+        assert b"<html" in urllib.request.urlopen(server.page(), timeout=10).read()
+        with pytest.raises(OSError):  # another of this machine's own addresses
+            socket.create_connection(("127.0.0.2", server.port), timeout=5.0).close()
+        stream = urllib.request.urlopen(f"{server.page()}events", timeout=10)
+    while stream.read(1 << 16):  # the open stream ends with the server
+        pass
+    with pytest.raises(OSError):
+        urllib.request.urlopen(server.page(), timeout=5)
 
 
-def test_an_address_of_others_is_refused():
+def test_a_taken_port_is_replaced_and_an_address_of_others_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken, served(web.PageFeed(16), taken.getsockname()[1]) as server:
+        assert server.port != taken.getsockname()[1]
     with pytest.raises(web.ViewError, match=r"192\.0\.2\.1"):
-        web._free_ports("192.0.2.1", 0)
+        web.WebServer(web.PageFeed(16), "192.0.2.1", 0)
 
 
-@needs_rerun
-def test_the_server_listens_on_its_address_alone_and_ends_with_its_owner():
-    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
-        for port in (server.web_port, server.data_port):
-            socket.create_connection(("127.0.0.1", port), timeout=5.0).close()
-            with pytest.raises(OSError):  # another of this machine's own addresses
-                socket.create_connection(("127.0.0.2", port), timeout=5.0).close()
-        assert server.page().startswith(f"http://127.0.0.1:{server.web_port}/?url=rerun%2Bhttp")
-        assert f"10.0.0.7%3A{server.data_port}" in server.page("10.0.0.7")
-    assert not server.alive()
+def test_another_site_does_not_read_what_is_local():
+    with served(web.PageFeed(16)) as server:
+        for path in ("", "events"):
+            asked = urllib.request.Request(server.page() + path, headers={"Host": f"evil.example:{server.port}"})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(asked, timeout=10)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(server.page() + "../../etc/passwd", timeout=10)
 
 
-@needs_rerun
-def test_the_server_knows_whether_a_browser_is_connected():
+def test_the_feed_knows_whether_a_browser_is_connected():
     def until(watched: bool) -> None:
         deadline = time.monotonic() + 30.0
-        while server.watched() != watched:
+        while feed.watched != watched:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
-        address = ("127.0.0.1", server.data_port)
+    feed = web.PageFeed(16)
+    with served(feed) as server:
         until(False)
-        with socket.create_connection(address):  # as its owner's
-            until(False)
-            with socket.create_connection(address):
-                until(True)
-            until(False)
+        with urllib.request.urlopen(f"{server.page()}events", timeout=10) as stream:
+            stream.read(10)
+            until(True)
+        until(False)
 
 
-@needs_rerun
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-def test_the_server_ends_with_its_killed_owner():
-    code = (
-        "from dsd_ros.observe.view.web import WebServer\nimport time\n"
-        "server = WebServer('127.0.0.1', 0, 0, 64)\nprint(server.pid, flush=True)\ntime.sleep(600)\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    with owner.stdout:
-        pid = int(owner.stdout.readline())
-    owner.kill()
-    owner.wait()
-    deadline = time.monotonic() + 30.0
-    while time.monotonic() < deadline and _runs(pid):
-        time.sleep(0.05)
-    assert not _runs(pid)
+def test_a_late_browser_gets_the_past_and_one_that_returns_what_it_missed():
+    feed = web.PageFeed(16)
+    feed.add("robot", robot_event(), fixed=True)
+    feed.add("robot", [], fixed=True)  # only the newest of its kind counts
+    for number in range(3):
+        feed.add("pose", [number, 0, 0], at=number)
+        feed.picture(np.zeros((8, 8, 3), np.uint8), at=number)
+    with served(feed) as server:
+        first = events_of(server, "beat")
+        assert [e["k"] for e in first] == ["hello", "robot", *["pose", "view"] * 3, "beat"]
+        assert first[1]["v"] == [] and [e["t"] for e in first if e["k"] == "pose"] == [0, 1, 2]
+        feed.add("end", ARRIVED)
+        again = events_of(server, "beat", after=first[-1]["id"])
+        assert [e["k"] for e in again] == ["hello", "end", "beat"]
+        assert first[0]["v"]["run"] == again[0]["v"]["run"]
+        assert len(events_of(server, "beat", after="other-7")) == len(first) + 1  # of another server: all of it
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def test_what_is_kept_is_bounded_and_pictures_do_not_push_out_the_rest(monkeypatch):
+    feed = web.PageFeed(16)
+    feed.add("step", {"n": 1})
+    noise = np.random.default_rng(0).integers(0, 255, (600, 600, 3), np.uint8)
+    for number in range(80):
+        feed.picture(noise, at=number)
+    with served(feed) as server:
+        found = events_of(server, "beat")
+    pictures = [e for e in found if e["k"] == "view"]
+    assert found[1]["k"] == "step"
+    assert pictures[-1]["t"] == 79 and 10 < len(pictures) < 80
+    assert sum(len(e["v"]) for e in pictures) <= 12 << 20
 
 
-@pytest.fixture
-def served():
-    """A server that shows the sample, and the function that sends it once more."""
-    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
-        view = web.WebView(server.data_url)
-        painter = OverlayPainter(400, bgr=True)
-        picture = np.empty((224, 336, 3), np.uint8)
-        picture[:] = SKY[::-1]
-        figures = Figures()
-        figures.add_reply(ReplyFigures("fsd", "dds", 38, 8, 4.75, 0.21, 0.16, 0.02, 0.004, 0.2, 17_100, 900))
-        view.world([web.MapObject(2.0, 0.5, 0.5, GOAL, "goal"), web.MapObject(1.0, 3.0, 0.1, PAPER, "", (2.0, 0.05))])
-        number = 0
-
-        def send() -> None:
-            nonlocal number
-            number += 1
-            view.picture(painter.frame(picture, sample_overlay(), panel=False))
-            view.board(draw_board(sample_reply()))
-            view.figures(figures, True)
-            view.robot((0.01 * number, 0.0, 0.2))
-            view.path([(0.01 * step, 0.0, 0.0) for step in range(number)])
-            view.intention(ShownStep(1, "forward 75 cm", 0.75, 0.0, True, (0.0, 0.0, 0.2)))
-
-        yield server, send
-        view.close()
+def test_a_slow_browser_gets_the_newest_picture_only():
+    feed = web.PageFeed(16)
+    stream = feed.stream("")
+    next(stream)
+    feed.picture(np.zeros((8, 8, 3), np.uint8), at=0.0)
+    assert next(stream).count(b'"view"') == 1
+    for number in range(9):
+        feed.picture(np.zeros((8, 8, 3), np.uint8), at=float(number))
+        feed.add("pose", [number, 0, 0])
+    part = next(stream)
+    while b'"beat"' in part:
+        part = next(stream)
+    assert part.count(b'"view"') == 1 and part.count(b'"pose"') == 9
+    feed.close()
+    assert list(stream) == []
 
 
-@pytest.mark.slow
-@needs_rerun
-@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize(("name", "width", "height"), [("desk", 1280, 800), ("phone", 390, 844)])
-def test_a_browser_shows_all_four_views(served, name, width, height):
-    server, send = served
-    for _ in range(3):
-        send()
-    deadline = time.monotonic() + _PATIENCE_S
-    with browser(str(find_browser())) as page:
-        page.open(server.page(), width, height, phone=name == "phone")
-        while True:
-            time.sleep(1.0)
-            shot = page.screenshot()
-            found = {
-                "picture": share(shot, SKY, 20) > 0.05,
-                "board": share(shot, PAPER, 10) > 0.05,
-                "goal": share(shot, GOAL, 40) > 0.001,
-                "accepted": share(shot, ACCEPTED, 40) > 0.0003,
-                "own": share(shot, OWN, 40) > 0.0003,
-            }
-            if all(found.values()):
-                break
-            if os.environ.get("DSD_SCREENSHOTS"):
-                Image.fromarray(shot).save(Path(os.environ["DSD_SCREENSHOTS"]) / f"{name}-early.png")
-            assert time.monotonic() < deadline, f"not to be seen: {[k for k, v in found.items() if not v]}"
-        assert server.watched()
-    assert shot.shape[:2] == ((844 * 2, 390 * 2) if name == "phone" else (800, 1280))
-    # Each of the four has a part of the page of its own: the picture's columns and rows do not fill it.
-    rows, columns = np.nonzero(np.abs(shot.astype(int) - SKY).max(axis=-1) <= 20)
-    assert np.ptp(rows) < 0.6 * shot.shape[0]
-    assert np.ptp(columns) > 0.3 * shot.shape[1]
+def test_too_many_browsers_are_refused(monkeypatch):
+    monkeypatch.setattr(web, "MAX_WATCHERS", 1)
+    with served(web.PageFeed(16)) as server, urllib.request.urlopen(f"{server.page()}events", timeout=10) as stream:
+        stream.read(10)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{server.page()}events", timeout=10)
+
+
+def test_the_robot_is_the_models_own():
+    shapes = robot_event()
+    assert len(shapes) > 10 and {"box", "cylinder", "sphere"} == {shape["shape"] for shape in shapes}
+    assert min(shape["at"][2] for shape in shapes) < -0.25  # its feet
+    assert shapes[0]["rgb"] == [191, 196, 204]
+
+
+def sample_feed() -> web.PageFeed:
+    """A run under way: everything that the page can show."""
+    feed = web.PageFeed(16)
+    feed.add("robot", robot_event(), fixed=True)
+    walls = [((0, y, 0.15), (6.1, 0.1, 0.3)) for y in (-3, 3)] + [((x, 0, 0.15), (0.1, 6.1, 0.3)) for x in (-3, 3)]
+    things = [
+        {"kind": "walls", "box": True, "at": at, "size": size, "rgb": [178, 173, 158], "label": ""}
+        for at, size in walls
+    ]
+    for number, name in enumerate(("silver can", "black can", "white bottle", "blue chair")):  # close to each other
+        things.append({"kind": "things", "box": False, "at": [1.6, 0.2 * number, 0.2], "size": [0.2, 0.2, 0.4],
+                       "rgb": [90, 90, 200], "label": name})  # fmt: skip
+    things.append({"kind": "goal", "box": False, "at": [2, -1, 0.01], "size": [0.9, 0.9, 0.02], "rgb": [9, 9, 9],
+                   "label": "silver bottle"})  # fmt: skip
+    feed.add("world", things, fixed=True)
+    figures = Figures()
+    for number in range(1, 4):
+        at = 3.0 * number
+        feed.add("pose", [0.4 * number, 0, 0.1], at=at - 1)
+        feed.picture(np.full((224, 336, 3), SKY[::-1], np.uint8), at=at - 1)
+        figures.add_reply(
+            ReplyFigures("fsd", "dds", 38, 8, 4.75, 0.2 + 0.1 * number, 0.16, 0.02, 0.004, 0.2, 17_100, 900)
+        )
+        feed.add("reply", reply_event(sample_reply(), number), at=at)
+        feed.add("stats", stats_event(figures), at=at)
+        step = ShownStep(number, f"forward {25 * number} cm", 0.25 * number, 0.0, True, (0.4 * number, 0.0, 0.1))
+        feed.add("step", step_event(step), at=at)
+        feed.add(
+            "log", {"level": "warn" if number == 2 else "", "name": "draft_node", "text": f"reply {number} <b>"}, at=at
+        )
+    feed.add("link", {"ok": True, "text": "session open, mode fsd", "gone": False}, at=3.0)
+    feed.add("hold", HELD, at=4.0)
+    feed.add("hold", FREE, at=5.5)
+    return feed
+
+
+def keep(page: Page, name: str) -> np.ndarray:
+    """A screenshot, also kept in the folder that DSD_SCREENSHOTS names."""
+    shot = page.screenshot()
     if os.environ.get("DSD_SCREENSHOTS"):
         Image.fromarray(shot).save(Path(os.environ["DSD_SCREENSHOTS"]) / f"{name}.png")
+    return shot
+
+
+@pytest.fixture(scope="module")
+def shared_browser() -> Iterator[Page]:
+    with browser(str(find_browser())) as page:
+        page.call("Network.enable")
+        yield page
+
+
+@needs_browser
+@pytest.mark.parametrize(("name", "width", "height"), SIZES)
+def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser, name, width, height):
+    page = shared_browser
+    page.events.clear()
+    with served(sample_feed()) as server:
+        page.open(server.page(), width, height, phone=name == "phone")
+        page.until("document.querySelectorAll('#steps button').length === 4 && document.querySelector('.stage .goal')")
+        page.until("document.getElementById('picture').naturalWidth === 336")
+        text = page.value("document.body.innerText")
+        for word in (
+            "find the silver bottle", "Action: forward 75 cm", "tokens per round (tau)", "over the target alone",
+            "held for 1.5 s", "OBSTACLE: A chair is 0.3 m ahead.", "reply 2 <b>", "session open, mode fsd",
+            "T_c, one way",
+        ):  # fmt: skip
+            assert word in text, word
+        # Tokens are text in their colours, and the picture has no text drawn on it.
+        kinds = page.value("[...document.querySelectorAll('#tokens span')].map(e => [e.textContent, e.className])")
+        assert (
+            ["box ", "rejected ahead"] in kinds
+            and ["I ", "accepted"] in kinds
+            and any("own" in kind for _, kind in kinds)
+        )
+        count, poor = page.value(CONTRAST)
+        assert count > 80 and not poor
+        labels = page.value(LABELS)
+        assert labels["inside"] and labels["apart"] and labels["covered"] < 0.15
+        assert "goal: silver bottle" in labels["names"] and len(labels["names"]) >= 4
+        # Nothing is cut: no part is wider than the window, and every row of the table is whole.
+        assert page.value("document.documentElement.scrollWidth") == width
+        assert page.value("[...document.querySelectorAll('#figures td, #figures th, #steps button')]"
+                          ".every(e => e.scrollWidth <= e.clientWidth + 1)")  # fmt: skip
+        assert page.value("document.querySelectorAll('#figures tr').length") == 12
+        assert page.value(COLOURS) > 50  # shaded solids
+        shot = keep(page, name)
+        assert share(shot, SKY, 20) > 0.05
+        asked = page.requests()
+        assert len(asked) >= 2
+        assert all(url.startswith((server.page(), "data:")) for url in asked), asked
+        page.open("about:blank", width, height)
+
+
+@needs_browser
+def test_a_browser_goes_back_in_time_and_returns(shared_browser):
+    page = shared_browser
+    with served(sample_feed()) as server:
+        page.open(server.page(), 1280, 800)
+        page.until("document.querySelectorAll('#steps button').length === 4")
+        assert page.value("document.getElementById('live').getAttribute('aria-pressed')") == "true"
+        page.value("document.querySelectorAll('#steps button')[0].click()")
+        page.until("document.getElementById('action').textContent === 'Action: forward 25 cm'")
+        page.until("document.querySelector('#steps .now').textContent.includes('forward 25 cm')")
+        page.until("document.getElementById('clock').textContent === '3.0 s of 9.0 s'")
+        assert "not at the present" in page.value("document.getElementById('alarm').textContent")
+        page.value("goTo(4.5)")
+        page.until("document.getElementById('alarm').textContent === 'Held: A chair is 0.3 m ahead.'")
+        page.value("document.getElementById('live').click()")
+        page.until("document.getElementById('action').textContent === 'Action: forward 75 cm'")
+        page.value("document.getElementById('tilt').click(); document.getElementById('nearer').click()")
+        page.until("document.getElementById('tilt').textContent === 'In 3D'")
+        page.value("document.getElementById('play').click()")
+        page.until("shownAt > 0.2 && shownAt < 9")
+        page.open("about:blank", 1280, 800)
+
+
+@needs_browser
+def test_a_finished_run_looks_finished_and_a_lost_connection_unmistakable(shared_browser):
+    page, feed = shared_browser, sample_feed()
+    alarm = "document.getElementById('alarm').hidden ? '' : document.getElementById('alarm').textContent"
+    facts = "document.getElementById('facts').innerText"
+    beating = threading.Event()
+
+    def beat() -> None:
+        while not beating.wait(0.2):
+            feed.heard(time.monotonic())
+
+    robot = threading.Thread(target=beat)
+    robot.start()
+    with served(feed) as server:
+        port = server.port
+        page.open(server.page(), 1280, 800)
+        page.until("document.getElementById('age').textContent.endsWith('s old')")
+        assert page.value("document.getElementById('outcome').hidden") and page.value(alarm) == ""
+        feed.add("link", {"ok": False, "text": "link lost: no answer", "gone": False}, at=9.5)
+        page.until(f"({alarm}) === 'Link to the verifier: link lost: no answer'")
+        assert "LINK LOST" in page.value(facts)
+        assert page.value("getComputedStyle(document.getElementById('alarm')).backgroundColor") == "rgb(180, 35, 24)"
+        keep(page, "link-lost")
+        feed.add("link", {"ok": True, "text": "session open again", "gone": False}, at=10.0)
+        page.until(f"({alarm}) === ''")
+        beating.set()
+        robot.join()
+        page.until(f"({alarm}).startsWith('Nothing heard from the robot for')")
+        assert page.value("document.body.classList.contains('stale')")
+        feed.add("end", ARRIVED, at=11.0)
+        page.until("document.getElementById('outcome').textContent === 'ARRIVED: The target is reached.'")
+        page.until(f"({alarm}) === ''")
+        page.until(f"{facts}.includes('session closed')")
+        assert page.value("document.getElementById('age').textContent") == "ended"
+        assert "run ended after 11.0 s" in page.value(facts)
+        assert page.value("document.title").startswith("ARRIVED")
+        assert page.value(CONTRAST)[1] == []
+        keep(page, "ended")
+    page.until(f'({alarm}).startsWith("The page\'s server has ended")')
+    assert "ARRIVED" in page.value("document.getElementById('outcome').textContent")
+    # A server that returns, as after a restart, is found again; what it does not know is forgotten.
+    with served(web.PageFeed(16), port) as server:
+        assert server.port == port
+        page.until("document.getElementById('outcome').hidden && lastTime === 0")
+        page.open("about:blank", 1280, 800)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import struct
 import time
+from collections import deque
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,6 +21,8 @@ from rclpy.serialization import deserialize_message
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
 from dsd_ros.navigation.actions import Action, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
+from dsd_ros.navigation.safety import Cause
+from dsd_ros.observe.view.events import stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
@@ -30,7 +34,13 @@ from dsd_ros.ros.stamps import seconds
 from dsd_ros.shown import seconds_name
 
 LINK_NODES = ("draft_node", "bridge_node")
-_LINK_NAMES = tuple(name.encode() for name in LINK_NODES)
+_NAVIGATION = "navigation_node"
+_HEARD_NAMES = tuple(name.encode() for name in (*LINK_NODES, _NAVIGATION))
+_END = re.compile(r"([A-Z][A-Z_]+): (.*)", re.DOTALL)  # outcome of a goal in the navigation node's diagnostics
+_SILENT_S = 4.0  # a node that publishes its diagnostics every second and is silent for this long has ended
+_GONE = "{} is silent: its session is closed, or the connection to it is lost"
+_NEWS = 4096
+_CAUSES = {cause.value: cause.name for cause in Cause}
 _POLL_S = 0.19  # minimum interval between two polls of everything but pictures; people read no faster
 _DEAF_S = 3.0  # resubscribe to a camera that is silent for this long
 
@@ -61,7 +71,14 @@ class Live:
         self.pose: Pose | None = None
         self.frame = "odom"  # frame_id of the odometry
         self.replies = self.rounds = self.runs = 0  # numbers of complete ones
-        self._links: dict[str, tuple[bool, str]] = {}
+        # What happened since a view took it, oldest first, as (kind, value): "reply" (number, ShownReply), and "stats",
+        # "step", "hold", "link" and "end" as the page's events. Views that do not ask lose the oldest.
+        self.news: deque[tuple[str, Any]] = deque(maxlen=_NEWS)
+        self.begun = 0  # number of replies begun
+        self.heard = 0.0  # when anything came last, monotonic s
+        self._space = node.get_namespace().strip("/")
+        self._links: dict[str, tuple[bytes, str, float]] = {}
+        self._last: dict[str, Any] = {}
 
     def close(self) -> None:
         self._subscriptions.close()
@@ -73,6 +90,7 @@ class Live:
             return
         self._polled = now
         for sent in take_raw(self._odometry):
+            self.heard = now
             self._on_odometry(sent)
         for progress in take(self._progress):
             self._on_progress(progress)
@@ -81,11 +99,12 @@ class Live:
         for action in take(self._actions):
             self._on_action(action)
         for safety in take(self._safety):
-            causes = tuple(safety.sentences)
-            self.overlay = replace(self.overlay, causes=causes, stopped=safety.stopped)
+            self._on_safety(safety)
         for sent in take_raw(self._health):
-            if any(name in sent for name in _LINK_NAMES):  # most are from other nodes
-                self._on_health(sent)
+            if any(name in sent for name in _HEARD_NAMES):  # most are from other nodes
+                self.heard = now
+                self._on_health(sent, now)
+        self._show_link(now)
 
     def picture(self) -> RawImage | None:
         """The newest picture since the last call, if any. Subscribes to the camera on the first call."""
@@ -101,7 +120,7 @@ class Live:
         pictures = take_raw(self._camera)
         if not pictures:
             return None
-        self._heard = now
+        self._heard = self.heard = now
         return read_image(pictures[-1], self._topic.kind)
 
     def rest_camera(self) -> None:
@@ -121,14 +140,19 @@ class Live:
         fresh = picture != reply.picture or (reply.done and not message.done)
         if fresh:
             reply = ShownReply(message.instruction, picture=picture)
+            self.begun += 1
         if not message.done or fresh:
             reply = reply.with_round(round_from(message.last_round))
             self.rounds += 1
-        self.overlay = replace(self.overlay, reply=replace(reply, text=message.text, done=message.done))
+        reply = replace(reply, text=message.text, done=message.done)
+        self.overlay = replace(self.overlay, reply=reply)
+        if reply.done:
+            self.news.append(("reply", (self.begun, reply)))
 
     def _on_stats(self, message: DecodeStats) -> None:
         self.figures.add_reply(reply_figures(message))
         self.replies += 1
+        self.news.append(("stats", stats_event(self.figures)))
         self.overlay = replace(
             self.overlay, mode=message.mode, tau=message.tau, seconds=seconds(message.total_time),
             age=seconds(message.observation_age),
@@ -141,23 +165,49 @@ class Live:
             self.steps.clear()
             self.walk = Walk(changes=self.walk.changes + 1)
         self.steps.append(step)
+        self.news.append(("step", step_event(step)))
         self.figures.add_step(seconds(message.step_time))
         self.overlay = replace(self.overlay, action=step.phrase, verified=step.verified)
 
-    def _on_health(self, sent: bytes) -> None:
+    def _on_safety(self, message: SafetyState) -> None:
+        self.overlay = replace(self.overlay, causes=tuple(message.sentences), stopped=message.stopped)
+        names = [_CAUSES.get(int(cause), f"CAUSE_{cause}") for cause in message.causes]
+        held = bool(message.stopped) and bool(names) and names != ["NO_ACTION"]
+        self._report("hold", {"on": held, "causes": names * held, "sentences": list(message.sentences) * held})
+
+    def _on_health(self, sent: bytes, now: float) -> None:
         try:
             message = deserialize_message(sent, DiagnosticArray)
         except RuntimeError:  # damaged
             return
         for status in message.status:
-            name = status.name.rpartition("/")[2]
+            space, _, name = status.name.rpartition("/")
+            if space.strip("/") != self._space:  # /diagnostics is shared by all robots of a ROS domain
+                continue
             if name in LINK_NODES:
-                self._links[name] = (status.level == DiagnosticStatus.OK, status.message)
+                self._links[name] = (status.level, status.message, now)
+            elif name == _NAVIGATION:
+                end = _END.fullmatch(status.message)
+                outcome, sentence = end.groups() if end else ("", "")
+                self._report("end", {"outcome": outcome, "sentence": sentence, "good": outcome == "ARRIVED"})
+
+    def _show_link(self, now: float) -> None:
+        """Show the worst of the link's nodes; one that has been silent for long counts as bad."""
         if not self._links:
             return
-        bad = [text for fine, text in self._links.values() if not fine]
-        text = bad[0] if bad else next(iter(self._links.values()))[1]
-        self.overlay = replace(self.overlay, link=text, link_ok=not bad)
+        bad = [(text, False) for level, text, _ in self._links.values() if level != DiagnosticStatus.OK]
+        gone = [(_GONE.format(name), True) for name, (_, _, at) in self._links.items() if now - at > _SILENT_S]
+        text, silent = (gone + bad + [(next(iter(self._links.values()))[1], False)])[0]
+        self.overlay = replace(self.overlay, link=text, link_ok=not bad and not gone)
+        levels = {level for level, _, _ in self._links.values()} - {DiagnosticStatus.OK}
+        starting = levels == {DiagnosticStatus.STALE} and not gone
+        self._report("link", {"ok": None if starting else not bad and not gone, "text": text, "gone": silent})
+
+    def _report(self, kind: str, value: dict[str, Any]) -> None:
+        """Add a state to the news if it has changed."""
+        if self._last.get(kind) != value:
+            self._last[kind] = value
+            self.news.append((kind, value))
 
 
 def round_from(message: RoundStats) -> Round:

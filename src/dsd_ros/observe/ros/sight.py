@@ -25,19 +25,28 @@ class Sight:
     def close(self) -> None:
         self.live.close()
 
-    def look(self, picture: bool) -> None:
+    def look(self, picture: bool, soon: bool = False) -> None:
         """Process new messages and, with ``picture``, the newest camera picture.
+
+        Without it the camera is unsubscribed from, unless a picture is wanted ``soon``: a new subscription gets its
+        first picture too late for the call that makes it.
 
         :raises ImageMessageError: when the camera sends an invalid picture.
         """
         self.live.poll()
         if not picture:
-            self.live.rest_camera()
+            if not soon:
+                self.live.rest_camera()
             return
         taken = self.live.picture()
         if taken is not None:
             self._picture, self._header = to_bgr(taken), taken.header
             self.number += 1
+
+    @property
+    def picture(self) -> np.ndarray:
+        """The newest picture without its overlay: uint8 (H, W, 3), BGR."""
+        return self._picture
 
     def frame(self, width: int, panel: bool) -> np.ndarray:
         """The newest picture with its overlay: uint8 (H, width, 3), BGR, valid until the next :meth:`look`.

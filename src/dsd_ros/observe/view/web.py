@@ -1,119 +1,202 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve the web view: rerun's browser viewer and its data, from a separate process.
+"""Serve the live page: one HTML file and a stream of events, to browsers that only watch.
 
-Viewers only watch; nothing they do reaches the robot. The server's memory is bounded; it drops the oldest data first.
+The stream is server-sent events (HTML standard, section 9.2): it goes one way, so nothing reaches the robot from a
+browser. The page asks nobody else for anything, and its Content-Security-Policy makes the browser refuse to.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import ctypes
-import importlib.util
+import hashlib
 import ipaddress
+import json
 import os
-import signal
+import re
+import secrets
 import socket
-import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import webbrowser
+from collections import deque
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, urlsplit
 
 import cv2
 import numpy as np
 
-from dsd_ros.observe.view.figures import Figures
-from dsd_ros.observe.view.state import Pose, ShownStep, motion_of
-
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MISSING = "The web view needs rerun-sdk and psutil, which are not installed: pip install -r requirements/view.txt."
-_START_S = 20.0
-_FLUSH_S = 0.2  # data logged within this time is sent together; pictures do not wait
-_PR_SET_PDEATHSIG = 1
+PICTURE = "view"  # the kind of event that holds a picture; all others are small
+BEAT_S = 1.0  # between two signs of life
+MAX_WATCHERS = 32
+_PAUSE_S = 0.05  # between two parts of a stream: events of one moment travel together
+_CHUNK = 1 << 16  # bytes sent at once: a slow browser gets _SEND_S for each
+_SEND_S = 10.0
 _QUALITY = 75  # of JPEG
+_PAGE = Path(__file__).with_name("page.html")
 
 
 class ViewError(RuntimeError):
-    """The web view cannot be served; one sentence."""
+    """The live page cannot be served; one sentence."""
 
 
-def available() -> bool:
-    """Whether the web view's packages are installed."""
-    return all(importlib.util.find_spec(name) for name in ("rerun", "psutil"))
+class _Kept:
+    """Encoded events in order, the oldest dropped when they exceed ``limit`` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._events: deque[tuple[int, bytes]] = deque()
+
+    def add(self, number: int, data: bytes) -> None:
+        self._events.append((number, data))
+        self._size += len(data)
+        while self._size > self._limit and len(self._events) > 1:
+            self._size -= len(self._events.popleft()[1])
+
+    def after(self, number: int) -> list[tuple[int, bytes]]:
+        """The events with higher numbers, oldest first."""
+        found = []
+        for event in reversed(self._events):
+            if event[0] <= number:
+                break
+            found.append(event)
+        return found[::-1]
+
+
+class PageFeed:
+    """What the page shows, as events. Keeps those that fit into ``memory_mb`` for later browsers. Thread-safe.
+
+    :param live: whether the robot is there; False: what is shown was recorded.
+    """
+
+    def __init__(self, memory_mb: int, live: bool = True, title: str = "") -> None:
+        self._about = {"live": live, "title": title}
+        self._run = secrets.token_hex(4)
+        self._began = self._heard = time.monotonic()
+        self._news = threading.Condition()
+        self._number = 0
+        self._fixed: dict[str, tuple[int, bytes]] = {}  # kinds of which only the newest counts
+        room = memory_mb << 20
+        self._pictures, self._rest = _Kept(room * 3 // 4), _Kept(room // 4)
+        self._watchers = 0
+        self._closed = False
+
+    def add(self, kind: str, value: Any, at: float | None = None, fixed: bool = False) -> None:
+        """Add an event: ``value`` is anything that JSON can hold; ``at``: s since the view began (default: now).
+
+        Of ``fixed`` events only the newest of its kind is kept, and never dropped.
+        """
+        at = time.monotonic() - self._began if at is None else at
+        text = json.dumps({"k": kind, "t": round(at, 3), "v": value}, separators=(",", ":"), allow_nan=False)
+        with self._news:
+            self._number += 1
+            data = f"id: {self._run}-{self._number}\ndata: {text}\n\n".encode()
+            if fixed:
+                self._fixed[kind] = (self._number, data)
+            else:
+                (self._pictures if kind == PICTURE else self._rest).add(self._number, data)
+            self._news.notify_all()
+
+    def picture(self, image: np.ndarray, at: float | None = None) -> None:
+        """Add a picture: uint8 (H, W, 3), BGR."""
+        _, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        self.add(PICTURE, base64.b64encode(data.tobytes()).decode(), at)
+
+    def heard(self, at: float) -> None:
+        """Note when the robot was heard last, monotonic s."""
+        self._heard = at
+
+    @property
+    def watched(self) -> bool:
+        """Whether a browser has the page open."""
+        return self._watchers > 0
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    @contextlib.contextmanager
+    def watcher(self) -> Iterator[bool]:
+        """Count a browser while it watches; yields whether there is room for it."""
+        with self._news:
+            self._watchers += 1
+        try:
+            yield self._watchers <= MAX_WATCHERS
+        finally:
+            with self._news:
+                self._watchers -= 1
+
+    def stream(self, after: str) -> Iterator[bytes]:
+        """The parts of one browser's stream, until the feed closes.
+
+        :param after: id of the last event that the browser has; other values: it has none.
+        """
+        run, _, number = after.partition("-")
+        seen = int(number) if run == self._run and re.fullmatch(r"\d{1,15}", number) else 0
+        began, beaten = bool(seen), 0.0
+        yield self._sign("hello", {"run": self._run, **self._about})
+        while True:
+            with self._news:
+                if self._number == seen and not self._closed:
+                    self._news.wait(BEAT_S)
+                if self._closed:
+                    return
+                pictures = self._pictures.after(seen)
+                events = [event for event in self._fixed.values() if event[0] > seen] + self._rest.after(seen)
+                seen = self._number
+            # A browser that cannot follow gets the newest picture only; what happened before it came, it gets whole.
+            events += pictures[-1:] if began else pictures
+            began = True
+            yield b"".join(data for _, data in sorted(events))
+            if time.monotonic() - beaten >= BEAT_S:
+                beaten = time.monotonic()
+                yield self._sign("beat", {"silent": round(beaten - self._heard, 2)})
+            time.sleep(_PAUSE_S)
+
+    def _sign(self, kind: str, value: dict[str, Any]) -> bytes:
+        at = round(time.monotonic() - self._began, 3)
+        return f"data: {json.dumps({'k': kind, 't': at, 'v': value})}\n\n".encode()
 
 
 class WebServer:
-    """Serves the viewer's page and its data on two ports (0: any free one), as a context manager.
+    """Serves the page and its events on one port (0, or where it is taken: any free one), as a context manager.
 
     :param bind: address to listen on; a loopback address keeps the view on this machine.
-    :raises ViewError: when rerun is missing or does not start.
+    :raises ViewError: when it cannot listen there.
     """
 
-    def __init__(self, bind: str, web_port: int, data_port: int, memory_mb: int) -> None:
-        rerun = program()
-        self.bind = bind
-        self.web_port, self.data_port = _free_ports(bind, web_port, data_port)
-        command = [rerun, "--serve-web", "--bind", bind]
-        command += ["--web-viewer-port", str(self.web_port), "--port", str(self.data_port)]
-        command += ["--server-memory-limit", f"{memory_mb}MiB"]
-        if not is_local(bind):
-            # The browser reaches this machine under a name that the server does not know.
-            command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "RERUN_ANALYTICS": "0"},
-            start_new_session=True,  # Ctrl-C must not reach it before us
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  # it makes one system call
-        )
+    def __init__(self, feed: PageFeed, bind: str, port: int) -> None:
+        self.bind, self._feed = bind, feed
         try:
-            self._await_ports()
-        except ViewError:
-            self.close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def data_url(self) -> str:
-        """The data's address on this machine."""
-        return f"rerun+http://{_host(self.bind)}:{self.data_port}/proxy"
+            try:
+                self._server = _Server((bind, port), feed)
+            except OSError:
+                self._server = _Server((bind, 0), feed)
+        except OSError as error:
+            raise ViewError(f"The live page cannot listen on {bind}: {error}.") from error
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="live page", daemon=True)
+        self._thread.start()
 
     def page(self, host: str = "") -> str:
         """The address to open in a browser; ``host``: this machine's name as seen by the browser."""
-        name = host or _host(self.bind)
-        data = quote(f"rerun+http://{name}:{self.data_port}/proxy", safe="")
-        return f"http://{name}:{self.web_port}/?url={data}"
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def watched(self) -> bool:
-        """Whether anyone has the page open: the data port has connections besides the sender's."""
-        import psutil
-
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            found = psutil.Process(self.pid).net_connections("tcp")
-            open_ = [c for c in found if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == self.data_port]
-            return len(open_) > 1
-        return True
+        return f"http://{host or _host(self.bind)}:{self.port}/"
 
     def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._feed.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -121,128 +204,81 @@ class WebServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _await_ports(self) -> None:
-        deadline = time.monotonic() + _START_S
-        for port in (self.web_port, self.data_port):
-            while True:
-                if not self.alive():
-                    raise ViewError("The web view's server ended as it started; see `rerun --serve-web`.")
-                try:
-                    socket.create_connection((_host(self.bind), port), timeout=1.0).close()
-                    break
-                except OSError:
-                    pass
-                if time.monotonic() > deadline:
-                    raise ViewError(f"The web view's server did not start within {_START_S:.0f} s.")
-                time.sleep(0.05)
 
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 32
 
-@dataclass(frozen=True)
-class MapObject:
-    """An object on the map: a circle, or with ``half`` (half sizes) a box, in metres."""
-
-    x: float
-    y: float
-    radius: float
-    colour: tuple[int, int, int]
-    label: str = ""
-    half: tuple[float, float] | None = None
-
-
-class WebView:
-    """Sends data to a :class:`WebServer`. Times are seconds since the view began."""
-
-    def __init__(self, data_url: str) -> None:
-        import rerun as rr
-
-        self._rr = rr
-        self._recording = rr.RecordingStream(
-            "dsd",
-            recording_id=f"dsd-{os.getpid()}-{time.time():.0f}",
-            batcher_config=rr.ChunkBatcherConfig(flush_tick=_FLUSH_S),
-        )
-        self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
-        for entity in ("view", "rounds"):  # the constant part of a picture
-            self._send(entity, rr.EncodedImage.from_fields(media_type="image/jpeg"), static=True)
-        self._began = time.monotonic()
-
-    def close(self) -> None:
-        self._recording.flush()
-        self._recording.disconnect()
-
-    def picture(self, image: np.ndarray, entity: str = "view") -> None:
-        """Show the robot's view with its overlay: uint8 (H, W, 3), BGR. It is sent at once, not in a batch."""
-        rr = self._rr
-        _, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-        when = rr.TimeColumn("time", duration=[time.monotonic() - self._began])
-        rr.send_columns(entity, [when], rr.EncodedImage.columns(blob=[data]), recording=self._recording, strict=True)
-
-    def board(self, image: np.ndarray) -> None:
-        """Show tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
-        self.picture(cv2.cvtColor(image, cv2.COLOR_RGB2BGR), "rounds")
-
-    def figures(self, figures: Figures, new_reply: bool) -> None:
-        """Show the table, and with ``new_reply`` add a point to each curve."""
-        rr = self._rr
-        document = rr.TextDocument(figures.markdown(), media_type="text/markdown")
-        self._send("figures", document)
-        if new_reply:
-            newest = figures.newest
-            self._send("curves/tau", rr.Scalars(newest.tau))
-            self._send("curves/seconds_per_reply", rr.Scalars(newest.seconds))
-            self._send("curves/estimated_speedup", rr.Scalars(newest.speedup))
-
-    def world(self, things: Sequence[MapObject]) -> None:
-        """Show the objects in the room; sent once."""
-        rr = self._rr
-        boxes = [thing for thing in things if thing.half is not None]
-        rounds = [thing for thing in things if thing.half is None]
-        if boxes:
-            halves = [(t.half[1], t.half[0]) for t in boxes if t.half is not None]
-            shapes = rr.Boxes2D(
-                centers=_on_map([(t.x, t.y) for t in boxes]), half_sizes=halves, colors=[t.colour for t in boxes]
-            )
-            self._send("map/room", shapes, static=True)
-        if rounds:
-            points = rr.Points2D(
-                _on_map([(t.x, t.y) for t in rounds]),
-                radii=[t.radius for t in rounds],
-                colors=[t.colour for t in rounds],
-                labels=[t.label for t in rounds],
-                show_labels=True,
-            )
-            self._send("map/things", points, static=True)
-
-    def robot(self, pose: Pose) -> None:
-        """Show the robot's position and heading."""
-        rr = self._rr
-        x, y, yaw = pose
-        ahead = _on_map([(0.4 * np.cos(yaw), 0.4 * np.sin(yaw))])
-        self._send("map/robot", rr.Points2D(_on_map([(x, y)]), radii=0.15, colors=(116, 176, 255)))
-        arrow = rr.Arrows2D(origins=_on_map([(x, y)]), vectors=ahead, colors=(116, 176, 255))
-        self._send("map/robot/heading", arrow)
-
-    def path(self, poses: Sequence[Pose]) -> None:
-        """Show the path walked."""
-        strip = _on_map([(x, y) for x, y, _ in poses])
-        self._send("map/walked", self._rr.LineStrips2D([strip], colors=(240, 98, 92), radii=0.015))
-
-    def intention(self, step: ShownStep) -> None:
-        """Show where the current action leads."""
-        rr = self._rr
-        reach = 0.5 if step.turn else 0.0
-        points = [
-            (x + reach * np.cos(yaw), y + reach * np.sin(yaw))
-            for x, y, yaw in motion_of(step.pose, step.ahead, step.turn)
+    def __init__(self, address: tuple[str, int], feed: PageFeed) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.feed = feed
+        self.local = is_local(address[0])
+        self.page = _PAGE.read_bytes()
+        hashes = [
+            base64.b64encode(hashlib.sha256(found).digest()).decode()
+            for found in re.findall(rb"<(?:style|script)>(.*?)</(?:style|script)>", self.page, re.DOTALL)
         ]
-        colour = (96, 211, 128) if step.verified else (246, 190, 82)
-        strip = rr.LineStrips2D([_on_map(points)], colors=colour, radii=0.03)
-        self._send("map/intended", strip)
+        style, script = hashes
+        self.policy = (
+            f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; img-src data:; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        super().__init__(address, _Handler)
 
-    def _send(self, entity: str, what: Any, static: bool = False) -> None:
-        if not static:
-            self._recording.set_time("time", duration=time.monotonic() - self._began)
-        self._recording.log(entity, what, static=static)
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a browser has gone, or sent what is no request."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET / and GET /events."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    timeout = _SEND_S
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        if self.server.local and not is_local(name):
+            # Another site whose name its owner points at this machine must not read the page (DNS rebinding).
+            self._answer(403, b"This page is for this machine alone: open it as 127.0.0.1.", "text/plain")
+        elif url.path == "/":
+            self._answer(200, self.server.page, "text/html; charset=utf-8")
+        elif url.path == "/events":
+            self._stream(parse_qs(url.query).get("after", [""])[0])
+        else:
+            self._answer(404, b"Only / is here.", "text/plain")
+
+    def _stream(self, after: str) -> None:
+        with self.server.feed.watcher() as room:
+            if not room:
+                self._answer(503, b"Too many browsers have the page open: close one.", "text/plain")
+                return
+            self.close_connection = True
+            self._begin(200, "text/event-stream")
+            self.end_headers()
+            for part in self.server.feed.stream(after):
+                for place in range(0, len(part), _CHUNK):
+                    self.wfile.write(part[place : place + _CHUNK])
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        self._begin(status, kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _begin(self, status: int, kind: str) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer", "Content-Security-Policy": self.server.policy,
+        }  # fmt: skip
+        for header, value in headers.items():
+            self.send_header(header, value)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: what is watched is no event of the robot's."""
 
 
 def is_local(bind: str) -> bool:
@@ -253,43 +289,10 @@ def is_local(bind: str) -> bool:
         return bind == "localhost"
 
 
-def _blueprint() -> Any:
-    """Four views in a grid: two by two on a desktop, stacked on a phone."""
-    import rerun.blueprint as rrb
-
-    return rrb.Blueprint(
-        rrb.Grid(
-            rrb.Spatial2DView(origin="/view", name="Robot's view"),
-            rrb.Spatial2DView(origin="/map", name="Map"),
-            rrb.Spatial2DView(origin="/rounds", name="Reply and rounds"),
-            rrb.Tabs(
-                rrb.TextDocumentView(origin="/figures", name="Figures"),
-                rrb.TimeSeriesView(origin="/curves", name="Curves"),
-                active_tab=0,
-            ),
-        ),
-        rrb.TopPanel(state="hidden"),
-        rrb.BlueprintPanel(state="hidden"),
-        rrb.SelectionPanel(state="hidden"),
-        rrb.TimePanel(state="hidden", timeline="time", play_state="following"),
-        auto_layout=False,
-        auto_views=False,
-    )
-
-
-def _on_map(points: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Map x (ahead) and y (left) to up and left; the view's second axis points down."""
-    xy = np.asarray(points, np.float32).reshape(-1, 2)
-    return np.stack([-xy[:, 1], -xy[:, 0]], axis=1)
-
-
-def program() -> str:
-    """The path of rerun's program. :raises ViewError: when it is not installed."""
-    spec = importlib.util.find_spec("rerun_cli") if available() else None
-    for folder in (spec and spec.submodule_search_locations) or ():
-        if (program := Path(folder) / "rerun").is_file():
-            return str(program)
-    raise ViewError(MISSING)
+def open_browser(page: str) -> None:
+    """Open the page where a browser can open a window; a text browser would take over this terminal."""
+    if sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        webbrowser.open(page)
 
 
 def _host(bind: str) -> str:
@@ -301,24 +304,3 @@ def _host(bind: str) -> str:
     if address.is_unspecified:
         return "127.0.0.1" if address.version == 4 else "[::1]"
     return f"[{bind}]" if address.version == 6 else bind
-
-
-def _free_ports(bind: str, *wanted: int) -> list[int]:
-    """The wanted ports, each replaced by a free one if taken."""
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket(family)) for _ in wanted]
-        for listener, port in zip(listeners, wanted, strict=True):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((bind, port))
-            except OSError:
-                try:
-                    listener.bind((bind, 0))
-                except OSError as error:
-                    raise ViewError(f"The web view cannot listen on {bind}: {error}.") from error
-        return [int(listener.getsockname()[1]) for listener in listeners]
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

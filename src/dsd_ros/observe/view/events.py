@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn what views show into the live page's events: plain values that JSON can hold. `page.html` draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from dsd_ros.observe.view.figures import Figures
+from dsd_ros.observe.view.overlay import token_run
+from dsd_ros.observe.view.state import ShownReply, ShownStep, motion_of
+from dsd_ros.observe.view.timeline import exits_of, spans_of
+from dsd_ros.observe.view.typeset import ACCEPTED, OWN
+from dsd_ros.paths import config_directory
+from dsd_ros.shown import LINES, shown
+
+CUBE, CYLINDER = 1, 3  # of visualization_msgs/Marker
+_WARN, _ERROR = 30, 40  # of rcl_interfaces/Log
+_KINDS = {ACCEPTED: "accepted", OWN: "own"}
+
+
+def world_event(markers: Iterable[Any]) -> list[dict[str, Any]]:
+    """The boxes and cylinders of a world's markers, in metres; the goal apart, and what stands on it without a name."""
+    things = []
+    for marker in markers:
+        place, size, colour = marker.pose.position, marker.scale, marker.color
+        numbers = (place.x, place.y, place.z, size.x, size.y, size.z, colour.r, colour.g, colour.b)
+        if marker.type not in (CUBE, CYLINDER) or not all(map(math.isfinite, numbers)):
+            continue
+        things.append({
+            "kind": marker.ns, "box": marker.type == CUBE, "at": _round(numbers[:3]), "size": _round(numbers[3:6]),
+            "rgb": [round(255 * part) for part in numbers[6:]], "label": marker.text,
+        })  # fmt: skip
+    goals = [thing["at"][:2] for thing in things if thing["kind"] == "goal"]
+    for thing in things:
+        if thing["kind"] != "goal" and thing["at"][:2] in goals:
+            thing["label"] = ""
+    return things
+
+
+def robot_event(urdf: Path | None = None) -> list[dict[str, Any]]:
+    """The robot's shapes as the page draws them, from the ``visual`` elements of a URDF (default: the Go2's)."""
+    root = ElementTree.parse(urdf or config_directory() / "go2.urdf").getroot()  # noqa: S314  # our own file
+    named = [material for material in root.iter("material") if material.find("color") is not None]
+    colours = {material.get("name"): _numbers(material.find("color"), "rgba") for material in named}
+    shapes = []
+    for visual in root.iter("visual"):
+        geometry, origin, material = visual.find("geometry"), visual.find("origin"), visual.find("material")
+        if geometry is None or not len(geometry):
+            continue
+        shape = geometry[0]
+        radius, length = float(shape.get("radius", 0.0)), float(shape.get("length", 0.0))
+        size = _numbers(shape, "size") if shape.tag == "box" else [2 * radius, 2 * radius, length or 2 * radius]
+        rgba = colours.get(material.get("name") if material is not None else "", [0.5, 0.5, 0.5])
+        shapes.append({
+            "shape": shape.tag, "size": size, "at": _numbers(origin, "xyz"), "turn": _numbers(origin, "rpy"),
+            "rgb": [round(255 * part) for part in rgba[:3]],
+        })  # fmt: skip
+    return shapes
+
+
+def reply_event(reply: ShownReply, number: int) -> dict[str, Any]:
+    """A reply with its tokens and swim lanes, so far as it is verified."""
+    tokens = [(text, _KINDS.get(colour, "rejected"), ahead) for text, colour, _, ahead in token_run(reply)]
+    return {
+        "n": number, "instruction": reply.instruction, "text": reply.text, "done": reply.done, "tokens": tokens,
+        "spans": [(s.lane, round(s.start, 4), round(s.end, 4), s.what, s.round, s.label) for s in spans_of(reply)],
+        "exits": [(round(e.at, 4), e.layer, e.held) for e in exits_of(reply)],
+    }  # fmt: skip
+
+
+def stats_event(figures: Figures) -> dict[str, Any]:
+    """The newest reply's cost, and the table of figures."""
+    new = figures.newest
+    return {
+        "mode": new.mode, "transport": new.transport, "replies": figures.replies, "rows": figures.rows(),
+        "seconds": round(new.seconds, 4), "tau": round(new.tau, 3), "speedup": round(new.speedup, 3),
+        "tq": round(new.verify_round_seconds, 5), "tc": round(new.link_delay_seconds, 5),
+        "up": new.bytes_up, "down": new.bytes_down,
+    }  # fmt: skip
+
+
+def step_event(step: ShownStep) -> dict[str, Any]:
+    """An announced action, and where it leads."""
+    reach = 0.5 if step.turn else 0.0  # a turn on the spot leads nowhere: draw where the robot looks
+    poses = motion_of(step.pose, step.ahead, step.turn)
+    return {
+        "n": step.number, "phrase": step.phrase, "verified": step.verified, "retracing": step.retracing,
+        "reasoning": step.reasoning,
+        "path": [_round((x + reach * math.cos(yaw), y + reach * math.sin(yaw))) for x, y, yaw in poses],
+    }  # fmt: skip
+
+
+def pose_event(pose: Sequence[float]) -> list[float]:
+    """x, y (m) and yaw (rad)."""
+    return _round(pose)
+
+
+def log_event(line: Any) -> dict[str, str]:
+    """A line of the log (rcl_interfaces/Log)."""
+    level = "bad" if line.level >= _ERROR else "warn" if line.level >= _WARN else ""
+    return {"level": level, "name": shown(line.name), "text": shown(line.msg, keep=LINES)}
+
+
+def _round(values: Sequence[float]) -> list[float]:
+    return [round(float(value), 3) for value in values]
+
+
+def _numbers(element: ElementTree.Element | None, name: str) -> list[float]:
+    text = element.get(name) if element is not None else None
+    return [float(part) for part in (text or "0 0 0").split()]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -76,3 +77,19 @@ def test_a_link_that_takes_long_is_not_crossed_for_trials() -> None:
         run(tuner, [world], replies=replies)
         crossed += any(record.drafted for record in replies.records)
     assert tuner.choice.strategy is ALONE and crossed <= 2
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_second_start_is_near_the_best_constant_from_its_first_reply_on(name: str) -> None:
+    world, spent, best = WORLDS[name], 0.0, 0.0
+    plan = best_constant(world, 30)[1]
+    for seed in range(SEEDS):
+        tuner = auto()
+        run(tuner, [world] * 40, seed)
+        known = json.loads(json.dumps(tuner.state()))
+        for start in range(100, 112):
+            again = auto()
+            again.restore(known)
+            spent += sum(run(again, [world], start))
+            best += sum(constant(plan, [world], start))
+    assert best / spent > 0.88

@@ -31,6 +31,9 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 SETTLED = 2  # replies after which a session has found its way
+# The verifier lets robots go first whose next round is about to come (wire/turns.py), and a mode that has just decoded
+# looks like one. On a robot nothing else decodes.
+PAUSE_S = 0.2
 Told = Callable[[int, int, Variant, DecodedReply], None]
 
 
@@ -71,6 +74,7 @@ def measure_real(
         done = 0
         for number, scene in enumerate(scenes):
             for index in ((number + offset) % len(variants) for offset in range(len(variants))):
+                time.sleep(PAUSE_S)
                 reply = sessions[index].decode(scene.image, scene.instruction)
                 measured[index].replies.append(reply)
                 done += 1

@@ -26,6 +26,7 @@ from dsd_ros.edge.strategies import ALONE, Strategy
 _FIRST_LENGTH = 4
 _FIRST_NODES = 8
 _FIRST_RATE = 0.7  # acceptance rate before any token was verified
+_FIRST_DOUBT = 3.0  # its weight, in tokens
 _LONG_AGO = 16  # rounds
 _TREES_HOLD = 4  # rounds until expected trees are computed again, which takes a millisecond or two
 _FIRST_HIT = 0.9  # share of pre-drafts that fit, before any was made: what is hoped for is tried
@@ -89,7 +90,7 @@ class AcceptanceEstimate(Estimate):
     @property
     def rates(self) -> Floats:
         """Each position's acceptance rate if those before it are accepted, (MAX_DRAFT_LENGTH,)."""
-        rate = float((self._held.sum() + _FIRST_RATE * _DOUBT) / (self._tried.sum() + _DOUBT))
+        rate = float((self._held.sum() + _FIRST_RATE * _FIRST_DOUBT) / (self._tried.sum() + _FIRST_DOUBT))
         rates = np.empty(len(self._tried))
         counts = zip(self._held.tolist(), self._tried.tolist(), strict=True)
         for position, (held, tried) in enumerate(counts):

@@ -32,18 +32,20 @@ _SURE = 1.5  # standard errors that a gain is to exceed before a trial is over
 _LONG_REPLY = 24  # rounds: a trial does not wait for the end of a reply that is so long
 _REST = 6  # rounds between two trials
 _WORTH = 1.04  # a trial needs the promise of so many times the speed
+_UNTRIED = 1.15  # times as fast as it then proves looks a strategy that was not tried lately
 _MUCH = 1.5  # a promise of so many times the speed does not wait for the next reply
 _BETTER = 1.02  # a change of strategy needs so many times the speed
 _SHARE, _MUCH_SHARE = 0.02, 0.1  # of all seconds that trials may lose: where they promise a little, and much
-_GRACE = 0.6  # replies: what trials may lose besides
+_GRACE = 0.4  # replies: what trials may lose besides
 _LOSS = 0.1  # of a trial's seconds: what it loses at least
 _RISK = 0.5  # of a trial's seconds: what it may lose
-_PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 512, 4, 1 << 16  # tokens until a strategy is tried again
+_PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 1024, 4, 1 << 16  # tokens until a strategy is tried again
 _DOUBT = 0.5  # share of their times that models may take when nothing is drafted ahead
 _FIGURES = 3  # what tells of a change
 _CHANGED = 2.0  # times that have grown or shrunk so much make an old trial worthless
 _PROBE = 6  # rounds that the target decodes alone, to measure what one takes
 _HOPE = 2.0  # times as fast as a small draft's verification may be a pass for one token, before any was measured
+_ACQUAINTED = 24  # rounds with drafts, before the target decodes alone for a small gain
 _FEW = 1.0  # replies for which a strategy's first rounds are taken to be as those of all
 _FIRST_TOKENS = 40.0  # of a reply, before any was decoded
 
@@ -288,7 +290,8 @@ class Tuner:
         ):
             return choice, None
         if self._may_pay_alone(choice):
-            self._records[ALONE].figures = ()  # to be noted again
+            record = self._records[ALONE]
+            record.figures = record.own = ()  # to be noted again
             with self._lock:
                 self._probe = _PROBE
             return choice, None
@@ -386,7 +389,9 @@ class Tuner:
                     way.forget()
             if not way.measured:
                 self._lend_times(strategy)
-            gain = self._gain(choice.strategy, strategy)
+            gain = self._gain(choice.strategy, strategy) / (1.0 if way.measured else _UNTRIED)
+            if gain < _MUCH and not strategy.drafts and self.acceptance.rounds < _ACQUAINTED:
+                continue  # rounds without drafts would teach nothing more about drafts
             if gain > most and self._affordable(strategy, _MUCH_SHARE if gain > _MUCH else _SHARE):
                 best, most = strategy, gain
         return best, most

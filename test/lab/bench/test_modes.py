@@ -17,6 +17,7 @@ from dsd_lab.bench import modes
 from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.modes_report import Measured, _row, draw, make_report, render
 from dsd_lab.bench.profiles import ASSUMPTIONS, load_profile
+from dsd_lab.bench.real import PAUSE_S
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.bench import ModesDecoding
 from dsd_lab.report import BenchError
@@ -24,6 +25,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire import turns
 
 KEYS = {
     "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
@@ -330,3 +332,8 @@ def test_a_session_of_mode_auto_that_hardly_ever_drafts_has_the_prediction_of_ar
     measured = Measured(Variant(DecodeSettings(mode="auto")), [reply])
     row = _row(measured, None, load_profile("satellite-300ms"), 1.0)
     assert row["draft_length"] == pytest.approx(4 / 31, rel=1e-4) and 0.1 < row["predicted_seconds"] < 2.0
+
+
+def test_no_mode_waits_for_one_that_decoded_before_it() -> None:
+    """It did so for up to _GRACE_S; only ``auto``, whose rounds take longest, ever waited."""
+    assert PAUSE_S > turns._GRACE_S

@@ -35,6 +35,18 @@ def model(directory):
     return load_model(ModelSettings(str(directory)))
 
 
+def test_patches_are_embedded_by_one_matrix_product(model, directory):
+    """What transformers' convolution gives, which takes a CPU seven times as long."""
+    stock = type(model.hf).from_pretrained(directory).model.visual.patch_embed
+    assert isinstance(stock.proj, torch.nn.Conv3d)
+    own = model.hf.model.visual.patch_embed
+    assert not any(isinstance(part, torch.nn.Conv3d) for part in own.modules())
+    assert own.state_dict().keys() == stock.state_dict().keys()
+    patches = torch.randn(24, stock.proj.weight[0].numel(), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.allclose(own(patches), stock(patches), atol=1e-5)
+
+
 def inputs(model, pictures, reply=()):
     """What transformers takes for a prompt with these pictures, the earlier ones of steps before, and a reply."""
     merged = model.images.merge_size**2

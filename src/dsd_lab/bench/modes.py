@@ -15,7 +15,7 @@ from typing import Any
 from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.pace import hold, paced
 from dsd_lab.bench.profiles import ASSUMPTIONS, Profile
-from dsd_lab.bench.real import measure_real
+from dsd_lab.bench.real import REAL, measure_real
 from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
@@ -30,7 +30,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
-TRANSPORTS = ("local", "websocket", "process")
+TRANSPORTS = ("local", "websocket", "process", "one-process")
 
 
 def measure_modes(
@@ -56,8 +56,11 @@ def measure_modes(
     _check(profile, variants, images, transport, time_scale)
     # One thread each: the models share this machine, and their threads would wait for each other.
     settled = [ModelSettings(given, threads=1) if isinstance(given, str) else given for given in (draft, target)]
-    if transport == "process":
-        return measure_real(profile, variants, images, *settled, prompts, seed=seed, sweeps=sweeps, progress=progress)
+    if transport in REAL:
+        return measure_real(
+            profile, variants, images, *settled, prompts, transport=transport, seed=seed, sweeps=sweeps,
+            progress=progress,
+        )  # fmt: skip
     robot, cloud = (paced(load_model(settings)) for settings in settled)
     scenes = held_out_scenes(images) if cloud.reads_pictures else text_scenes(images, prompts)
     stretched = profile.stretched(time_scale)
@@ -134,9 +137,9 @@ def _check(profile: Profile, variants: Sequence[Variant], images: int, transport
             f"profile {profile.name} runs the models at this machine's speed, which no time-scale changes; leave "
             "--time-scale out, or use a profile with draft_ms and target_ms"
         )
-    if transport == "process" and profile.paced:
+    if transport in REAL and profile.paced:
         raise BenchError(
-            f"profile {profile.name} holds the models to given times, which a verifier of its own process cannot be; "
+            f"profile {profile.name} holds the models to given times, which --transport {transport} cannot; "
             "use --transport local, or a profile at this machine's speed"
         )
     if transport not in TRANSPORTS:

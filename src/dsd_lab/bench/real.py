@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dsd-lab bench modes --transport process`: modes at the speed of the models, the verifier a process of its own.
+"""`dsd-lab bench modes --transport process` and ``one-process``: modes at the speed of the models.
 
-Robot and verifier have a core each and talk over a websocket on loopback; the profile's link is emulated on the robot's
-side. Beside the modes runs transformers' own ``generate`` with the target on the robot's core: no link, no verifier.
+``process``: robot and verifier are processes with a core each and talk over a websocket on loopback. ``one-process``:
+both are in this process, as in ``dsd decode`` without a verifier. The profile's link is emulated on the robot's side.
+Beside the modes runs transformers' own ``generate`` with the target in the robot's process: no link, no verifier.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from dsd_lab.bench.overhead import verifier_process
 from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes, text_scenes
 from dsd_lab.bench.sweeps import Variant
-from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.report import geometric, ratio
+from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
+REAL = ("process", "one-process")  # transports
 SETTLED = 2  # replies after which a session has found its way
 # The verifier lets robots go first whose next round is about to come (wire/turns.py), and a mode that has just decoded
 # looks like one. On a robot nothing else decodes.
@@ -45,6 +49,7 @@ def measure_real(
     target: ModelSettings,
     prompts: Sequence[str] = (),
     *,
+    transport: str = "process",
     seed: int = 0,
     sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
     progress: Told | None = None,
@@ -54,21 +59,25 @@ def measure_real(
     The report of ``modes_report``, whose rows have ``settled`` too: figures from the third reply on.
     """
     robot, alone = load_model(draft), load_model(target)
+    stock = _stock(alone, target)
     scenes = held_out_scenes(images) if alone.reads_pictures else text_scenes(images, prompts)
     measured = [Measured(variant, []) for variant in variants]
     with ExitStack() as stack:
-        url, cores = stack.enter_context(two_cores(target.path))
+        connect, cores = stack.enter_context(_one_process(target) if transport == "one-process" else _sides(target))
         sessions = []
         for index, variant in enumerate(variants):
             settings = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
-            decode(WebsocketChannel(url), robot, settings, scenes[0])  # what happens once in a process
-            channel = stack.enter_context(EmulatedChannel(WebsocketChannel(url), profile.link, seed=seed + index))
+            decode(connect(), robot, settings, scenes[0])  # what happens once in a process
+            channel = connect()
+            if transport == "process" or profile.link != LinkProfile():
+                channel = EmulatedChannel(channel, profile.link, seed=seed + index)
+            stack.enter_context(channel)
             settings = dataclasses.replace(variant.decode, seed=seed)
             sessions.append(stack.enter_context(EdgeSession(channel, robot, settings, PATIENT_LINK)))
         longest = variants[0].decode.max_tokens
         greedy = variants[0].decode.sampling.greedy  # generate draws with other numbers
         if greedy:
-            generate(alone, scenes[0], WARM_UP_TOKENS)
+            generate(alone, scenes[0], WARM_UP_TOKENS, stock)
         generated: list[float] = []
         same = True
         done = 0
@@ -81,10 +90,10 @@ def measure_real(
                 if progress is not None:
                     progress(done, images * len(variants), variants[index], reply)
             if greedy:
-                seconds, tokens = generate(alone, scene, longest)
+                seconds, tokens = generate(alone, scene, longest, stock)
                 generated.append(seconds)
                 same &= tokens == measured[0].replies[-1].tokens
-    setting = {"images": images, "seed": seed, "transport": "process", "cores": cores, "time_scale": 1.0}
+    setting = {"images": images, "seed": seed, "transport": transport, "cores": cores, "time_scale": 1.0}
     report = make_report(measured, profile, {"draft": robot, "target": alone}, setting, sweeps)
     report["generate"] = ratio(generated[_settled(generated) :]) | {"same_tokens": same} if generated else None
     for row, one in zip(report["rows"], measured, strict=True):
@@ -114,10 +123,21 @@ def _over(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
     return geometric([a / b for a, b in zip(slow, fast, strict=True)])
 
 
+def _stock(model: VisionLanguageModel, settings: ModelSettings) -> Any:
+    """The model as transformers loads it, where ours differs in more than how it is called."""
+    if not model.reads_pictures:
+        return model.hf
+    return type(model.hf).from_pretrained(settings.path, dtype=model.hf.dtype, local_files_only=True).eval()
+
+
 @torch.inference_mode()
-def generate(model: VisionLanguageModel, scene: Scene, max_tokens: int) -> tuple[float, list[int]]:
-    """Seconds and tokens of a greedy reply by transformers' ``generate``, the picture's preparation included."""
+def generate(model: VisionLanguageModel, scene: Scene, max_tokens: int, stock: Any = None) -> tuple[float, list[int]]:
+    """Seconds and tokens of a greedy reply by transformers' ``generate``, the picture's preparation included.
+
+    ``stock``: the transformers model, if it is not ``model.hf``.
+    """
     began = time.perf_counter()
+    hf = model.hf if stock is None else stock
     given: dict[str, Any] = {}
     count = 0
     if scene.image is not None:
@@ -126,14 +146,28 @@ def generate(model: VisionLanguageModel, scene: Scene, max_tokens: int) -> tuple
         given = {"pixel_values": pixels, "image_grid_thw": grid}
     ids = torch.tensor([model.prompt_tokens(scene.instruction, count, [])])
     if given:
-        given["mm_token_type_ids"] = (ids == model.hf.config.image_token_id).int()
-        model.hf.model.rope_deltas = None  # of the picture before
+        given["mm_token_type_ids"] = (ids == hf.config.image_token_id).int()
+        hf.model.rope_deltas = None  # of the picture before
     ends = sorted(model.eos_token_ids)
-    said = model.hf.generate(
+    said = hf.generate(
         ids, **given, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False,
         eos_token_id=ends, pad_token_id=ends[0],
     )  # fmt: skip
     return time.perf_counter() - began, said[0, ids.shape[1] :].tolist()
+
+
+@contextmanager
+def _one_process(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel], list[int]]]:
+    """A verifier in this process: what opens channels to it, and no cores of its own."""
+    with VerifierEngine(load_model(target)) as engine:
+        yield lambda: LocalChannel(engine), []
+
+
+@contextmanager
+def _sides(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel], list[int]]]:
+    """A verifier of its own process and core: what opens channels to it, and both cores."""
+    with two_cores(target.path) as (url, cores):
+        yield lambda: WebsocketChannel(url), cores
 
 
 @contextmanager

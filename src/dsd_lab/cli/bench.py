@@ -125,8 +125,9 @@ class BenchModesArguments:
     transport: str = flag(
         "local",
         "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
-        "transformers' own generate is timed as well",
-        choices=("local", "websocket", "process"),
+        "transformers' own generate is timed as well; one-process: so is it, with both sides in one process, as in "
+        "dsd decode without a verifier",
+        choices=("local", "websocket", "process", "one-process"),
     )
     without: str = flag(
         "", "leave these of the profile's times out: prefill, exits, batch, threads", metavar="ASSUMPTION,..."

@@ -230,6 +230,21 @@ class TextBackbone:
         return cos, sin
 
 
+class _Patches(torch.nn.Module):
+    """Embeds patches by the weights of a convolution whose kernel is a whole patch, which is one matrix product.
+
+    On a CPU, PyTorch's convolution takes seven times as long.
+    """
+
+    def __init__(self, convolution: torch.nn.Conv3d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Patches (n, channels, frames, height, width) to features (n, width of the tower)."""
+        return torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
+
+
 class QwenVlBackbone(TextBackbone):
     """A transformers Qwen2-VL, Qwen2.5-VL or Qwen3-VL: text and pictures; positions have three axes (M-RoPE).
 
@@ -241,6 +256,8 @@ class QwenVlBackbone(TextBackbone):
     def __init__(self, hf: Any, images: ImageProcessor) -> None:
         super().__init__(hf)
         self.language = hf.model.language_model
+        embed = hf.model.visual.patch_embed
+        embed.proj = _Patches(embed.proj)
         self._images = images
         self._image_token: int = hf.config.image_token_id
         # Each picture counts as at least a 64th of the room, which bounds their number too.

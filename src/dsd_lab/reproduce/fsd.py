@@ -142,34 +142,24 @@ def _adapter_millions(hidden: int, count: int, rank: int) -> float:
     return count * one.parameters_count / 1e6
 
 
+def _adapters(model: _Adapters, name: str, count: int, rank: int, form: str, why: str) -> Row:
+    """Adapters of that rank after so many layers, beside the paper's count and share."""
+    own = _adapter_millions(model.hidden, count, rank)
+    share = 100 * own / (1e3 * model.billions + own)
+    mark = ":" if count == model.exits else ","
+    return Row(f"{model.name}{mark} {name}", (model.millions, model.percent), None, (own, share), form=form, why=why)
+
+
 def _table_2() -> Table:
     rows = []
     for model in _TABLE_2:
-        own = _adapter_millions(model.hidden, model.exits, default_rank(model.hidden))
         rank = 1e6 * model.millions / model.exits / (2 * model.hidden)
-        rows.append(
-            Row(
-                f"{model.name}: {model.exits} exits, M parameters / % of all",
-                (model.millions, model.percent),
-                None,
-                (own, 100 * own / (1e3 * model.billions + own)),
-                form=".4g",
-                why=f"the paper's count is that of a bottleneck of rank {rank:.0f}; ours is an eighth of the width, "
-                f"{default_rank(model.hidden)}",
-            )
-        )
-    for model in _TABLE_2[:2]:
-        own = _adapter_millions(model.hidden, model.layers, _NARROW)
-        rows.append(
-            Row(
-                f"{model.name}, rank {_NARROW} after every layer, the last too",
-                (model.millions, model.percent),
-                None,
-                (own, 100 * own / (1e3 * model.billions + own)),
-                form=".3g",
-                why=f"fits count and share; `dsd-lab train exits --rank {_NARROW}` makes such adapters",
-            )
-        )
+        own = default_rank(model.hidden)
+        why = f"the paper's count is that of a bottleneck of rank {rank:.0f}; ours is an eighth of the width, {own}"
+        rows.append(_adapters(model, f"{model.exits} exits, M parameters / % of all", model.exits, own, ".4g", why))
+    why = f"fits count and share; `dsd-lab train exits --rank {_NARROW}` makes such adapters"
+    name = f"rank {_NARROW} after every layer, the last too"
+    rows += [_adapters(model, name, model.layers, _NARROW, ".3g", why) for model in _TABLE_2[:2]]
     qwen = _TABLE_2[2]
     share = 100 * qwen.millions / (1e3 * qwen.billions + qwen.millions)
     rows.append(
@@ -256,13 +246,18 @@ def _averages() -> Table:
 
 
 def _figure_4a(reports: Reports) -> Table:
-    rows = []
-    for report, title in (("modes-threads", "greedy, gamma 4"), ("papers-queues", "T = 1, gamma 8, 4 kbit/s down")):
-        for workers in (1, 2, 3, 6, 10, 15, 30):
-            found = reports.figures(report, lambda r, workers=workers: _misses(r, workers))
-            if report == "papers-queues" and workers > 3:
-                continue
-            rows.append(Row(f"{workers} workers, {title}: misses, %", None, None, measured=found, form=".1f"))
+    rows = [
+        Row(
+            f"{workers} workers, {title}: misses, %",
+            measured=reports.figures(report, lambda r, workers=workers: _misses(r, workers)),
+            form=".1f",
+        )
+        for report, title, counts in (
+            ("modes-threads", "greedy, gamma 4", (1, 2, 3, 6, 10, 15, 30)),
+            ("papers-queues", "T = 1, gamma 8, 4 kbit/s down", (1, 2, 3)),
+        )
+        for workers in counts
+    ]
     return Table("Figure 4a: pre-draft threads", rows)
 
 
@@ -314,30 +309,22 @@ def _by_gamma(report: Any, gamma: int) -> float:
 
 def _table_7(reports: Reports) -> Table:
     rows = []
-    for queues, paper in _PRINTED["table_7"].items():
-        client, server = queues.split()
-        named = f"client {client}, server {server}: misses, %"
-        rows.append(
-            Row(
-                f"{named}, at 3 / 5 / 10 threads",
-                paper,
-                form=".2f",
-                measured=reports.figures(
-                    "modes-queues", lambda r, c=client, s=server: [_misses(r, n, c, s) for n in (3, 5, 10)]
-                ),
+    for report, threads, name in (
+        ("modes-queues", (3, 5, 10), "misses, %, at 3 / 5 / 10 threads"),
+        ("papers-queues", (1, 2, 3), "at 1 / 2 / 3 threads, gamma 8, T = 1, 4 kbit/s down"),
+    ):
+        for queues, paper in _PRINTED["table_7"].items():
+            client, server = queues.split()
+            rows.append(
+                Row(
+                    f"client {client}, server {server}: {name}",
+                    paper if report == "modes-queues" else None,
+                    form=".2f",
+                    measured=reports.figures(
+                        report, lambda r, n=threads, c=client, s=server: [_misses(r, count, c, s) for count in n]
+                    ),
+                )
             )
-        )
-    for queues in _PRINTED["table_7"]:
-        client, server = queues.split()
-        rows.append(
-            Row(
-                f"client {client}, server {server}: at 1 / 2 / 3 threads, gamma 8, T = 1, 4 kbit/s down",
-                form=".2f",
-                measured=reports.figures(
-                    "papers-queues", lambda r, c=client, s=server: [_misses(r, n, c, s) for n in (1, 2, 3)]
-                ),
-            )
-        )
     return Table("Table 7: queues", rows)
 
 

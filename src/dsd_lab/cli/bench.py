@@ -691,7 +691,7 @@ class BenchDragonArguments:
 
 @arguments
 class BenchLmArguments:
-    windows: int = flag(16, "how many windows")
+    windows: int = flag(16, "how many windows; 0: all that are held out")
     documents: str = flag("0,1,2,4,8", "documents of each side", metavar="N,...")
     window: int = flag(128, "tokens of a window; the first eighth is its query")
     context: int = flag(384, "tokens that a prompt may hold, window included")
@@ -700,11 +700,11 @@ class BenchLmArguments:
     json: Path | None = json_option()
 
 
-def _load(name: str) -> Any:
+def _load(name: str, threads: int = 1) -> Any:
     from dsd_lab.bench.scenes import text_models
     from dsd_ros.vlm.loading import load_model
 
-    return load_model(text_models(name, name)[1])
+    return load_model(dataclasses.replace(text_models(name, name)[1], threads=threads))
 
 
 def numbers_of(text: str, flag: str, kind: type) -> tuple[Any, ...]:
@@ -760,7 +760,10 @@ def dragon_lm(args: BenchLmArguments = BenchLmArguments()) -> int:
     setting = LmSetting(**_same(args, LmSetting) | {"documents": numbers_of(args.documents, "--documents", int)})
     with Progress() as bar:
         report = measure_lm(
-            setting, _load(args.model), SentenceEncoder(), lambda done, total: bar.to(done / total, f"window {done}")
+            setting,
+            _load(args.model, threads=0),
+            SentenceEncoder(),
+            lambda done, total: bar.to(done / total, f"window {done}"),
         )
     _finish(report, render(report), args, draw_lm)
     return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,10 @@ _RESAMPLED = 2000  # of windows, for standard errors
 
 @dataclass(frozen=True)
 class LmSetting:
-    """Sizes in tokens. ``documents``: of each side, ascending; ``context``: what a prompt holds, window included."""
+    """Sizes in tokens. ``windows`` 0: all that are held out. ``documents``: of each side, ascending.
+
+    ``context``: what a prompt holds, window included.
+    """
 
     windows: int = 16
     window: int = 128
@@ -41,7 +44,9 @@ class LmSetting:
     documents: tuple[int, ...] = (0, 1, 2, 4, 8)
 
     def __post_init__(self) -> None:
-        check_range("windows", self.windows, 2, 10_000)
+        check_range("windows", self.windows, 0, 10_000)
+        if self.windows == 1:
+            raise BenchError("one window has no standard error; use 2 or more, or 0 for all")
         check_range("window", self.window, 16, 4096, " tokens")
         check_range("passage", self.passage, 8, 1024, " tokens")
         if self.context < self.window + self.passage + 8:
@@ -174,6 +179,7 @@ def measure_lm(
         for ids in (list(model.tokenizer.encode(text, add_special_tokens=False).ids) for text in corpus.held_out)
         for at in range(0, len(ids) - setting.window + 1, setting.window)
     ]
+    setting = setting if setting.windows else replace(setting, windows=len(windows))
     if len(windows) < setting.windows:
         raise BenchError(f"the held-out text has {len(windows)} windows of {setting.window} tokens; ask for no more")
     chosen = np.linspace(0, len(windows) - 1, setting.windows).round().astype(int)

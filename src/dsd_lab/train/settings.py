@@ -155,7 +155,7 @@ class ExitSettings:
     minutes: float | None = _set(None, "time for the training itself")
     steps: int | None = _set(None, "steps instead of minutes")
     epochs: float | None = _set(None, "epochs instead (default: 10)")
-    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3; text models 2e-3)")
+    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3; text models 5e-3)")
     batch: int | None = _set(None, "conversations per step (default: 1 with --data, else 64; text models 2)")
     seed: int = _set(0, "seed of everything random")
     out: Path | None = _set(None, "output folder (default: beside the model)")

@@ -12,6 +12,7 @@ from text_pair import EVERY_PROOF, GREEDY, text_pair
 
 from dsd_lab.bench import spec
 from dsd_lab.bench.spec import TASKS, chosen, read_questions
+from dsd_lab.figures.pages import Pages
 from dsd_lab.report import BenchError
 from dsd_ros.vlm.loading import ModelSettings
 
@@ -63,6 +64,14 @@ def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, que
     assert 1.0 < dsd["tasks"]["Overall"]["tau"] == fsd["tasks"]["Overall"]["tau"] <= 5.0
     assert 0.0 <= fsd["miss_rate"] <= 1.0 and 1.0 <= fsd["mean_exit"] <= 2.0
     assert "#MAT" in out and "Summarization" in out and "6 questions of another file" in out
+    pages = Pages(tmp_path)
+    assert pages.rendered("spec") == "Not measured with the present code yet."
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "spec.json").rename(tmp_path / "benchmarks" / "spec.json")
+    shown = pages.rendered("spec")
+    assert "| method | MT-bench | Translation | Summarization | QA | Math | RAG | #MAT | tokens/s | overall |" in shown
+    assert f"| `dsd` | {dsd['tasks']['MT-bench']['speedup']:.2f}x |" in shown
+    assert shown.count("| `dsd` |") == 2 and "6 of Spec-Bench's 480 questions, temperature 0" in shown
 
 
 def test_sampled_replies_are_the_targets_in_every_proof(capsys, pair, questions, tmp_path):

@@ -226,6 +226,8 @@ def test_a_bench_of_perplexity(model, tmp_path):
     assert "drcg" in render_lm(report) and "re-estimated every 16 tokens" in render_lm(report)
     assert report["reweighted"]["perplexities"][0] == pytest.approx(none.pop())
     draw_lm(report, tmp_path / "lm.png")
+    every = measure_lm(replace(setting, windows=0, documents=(0,)), model, HashedWords())
+    assert every["windows"] > 2 and len(every["rows"]) == 4
     for wrong in ({"windows": 1}, {"window": 8}, {"context": 100}, {"documents": (2, 1)}, {"documents": ()}):
         with pytest.raises(BenchError):
             LmSetting(**wrong)

@@ -91,7 +91,7 @@ def fit(
     """
     source = "data" if s.data is not None else "scenes" if backbone.reads_images else "self-written"
     batch = s.batch or {"scenes": 64, "self-written": 2, "data": 1}[source]
-    rate = s.rate or {"scenes": 3e-3, "self-written": 2e-3, "data": 1e-4}[source]
+    rate = s.rate or {"scenes": 3e-3, "self-written": 5e-3, "data": 1e-4}[source]
     exits = ExitAdapters.untrained(backbone, parse_layers(s.layers, backbone.num_layers), s.rank, s.seed)
     exits.to(backbone.device)
     states = HiddenStates(examples, exits.layers)

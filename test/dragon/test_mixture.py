@@ -194,3 +194,30 @@ def test_sequences_begun_from_tokens_go_through_one_pass_with_a_hook(model):
         alone = model.begin()
         alone.append(tokens)
         assert torch.allclose(alone.next_logits(), row, atol=1e-4)
+
+
+def test_a_document_that_does_not_tell_cannot_outvote_one_that_does(model, monkeypatch):
+    tokens = [5, 9]
+    plain = mixture_of(model)
+    plain.follow(tokens)
+    before = plain.next()
+    rows = [by_hand_alone(model, document.text, tokens) for document in SHELF.documents]
+    # The token that the most relevant document finds likeliest, taken as the one by which it abstains.
+    monkeypatch.setattr(model, "not_told", int(rows[0].argmax()), raising=False)
+    mixture = mixture_of(model)
+    mixture.follow(tokens)
+    found = mixture.next()
+    ends = [token for token in model.eos_token_ids if token != model.not_told]
+    silent = [min(max(float(row[model.not_told] + 0.75 * row[ends].sum()), 1e-3), 1 - 1e-3) for row in rows]
+    weights = [math.exp(d.relevance) * (1 - u) / u for d, u in zip(SHELF.documents, silent, strict=True)]
+    expected = sum(w / sum(weights) * row for w, row in zip(weights, rows, strict=True))
+    assert close(found.p, expected)
+    assert found.log_weight == pytest.approx(math.log(sum(weights)), abs=1e-4)
+    assert float(found.p[model.not_told]) < float(before.p[model.not_told])
+
+
+def by_hand_alone(model, text: str, tokens: list[int]):
+    sequence = model.begin()
+    pieces = DocumentPrompt(model).pieces(text, QUESTION)
+    sequence.append([*pieces.head, *pieces.tail, *tokens])
+    return torch.softmax(sequence.next_logits().double(), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cyclopts import App
 
@@ -12,6 +13,7 @@ from dsd_lab.pair.settings import PairSettings
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
+from dsd_ros.shown import shown
 
 command = App(name="evaluate", help="Measure models on held-out scenes and in simulated runs.")
 
@@ -58,6 +60,50 @@ def pair(args: EvaluatePairArguments = EvaluatePairArguments()) -> int:
         print(f"\nwritten: {write_page(args.page, figures, measured)}")
     missed = any(row["met"] is False for row in figures["bars"])
     return EXIT_GOAL_MISSED if args.strict and missed else EXIT_DONE
+
+
+@arguments
+class EvaluateQuestionsArguments:
+    which: str = flag("held_out", "held_out: language that no training draws; shipped: over the documents that ship")
+    documents: int = flag(2, "documents used per side")
+    side: str = flag("both", "who answers: both, device or cloud")
+    most: int = flag(0, "questions, every n-th of them (0: all)")
+    answers: bool = flag(False, "print every answer that is not right")
+    model: str = model_option("reader")
+    json: Path | None = json_option()
+
+
+@command.command
+def questions(args: EvaluateQuestionsArguments = EvaluateQuestionsArguments()) -> int:
+    """Right and wrong answers of a reader on questions over two sides' documents, by kind.
+
+    Answered by DRAGON's mixture without the link. Wrong: said with confidence; the rest says that it does not know.
+    """
+    from dsd_lab.pair.held_out import SIDES, load_questions, read_all, shipped_questions
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+    from dsd_ros.vlm.loading import load_model
+    from dsd_ros.vlm.settings import ModelSettings
+
+    if args.side not in ("both", *SIDES):
+        raise ValueError(f"--side is both, device or cloud, not {args.side!r}")
+    items = shipped_questions() if args.which == "shipped" else load_questions(args.which)
+    items = items[:: max(1, len(items) // args.most)] if args.most else items
+    rows = []
+    with Progress() as bar:
+
+        def report(item: Any, text: str, how: str) -> None:
+            rows.append({"id": item.id, "text": text, "verdict": how})
+            bar.to(len(rows) / len(items), item.id)
+            if args.answers and how != "right":
+                bar.say(f"{how:7} {item.question}  {shown(text)}  ({' / '.join(item.answers) or 'not told'})")
+
+        model = load_model(ModelSettings(model_path(args.model, "reader")))
+        sides = SIDES if args.side == "both" else (args.side,)
+        figures = read_all(model, items, SentenceEncoder(), args.documents, sides, report)
+    for name, found in figures.items():
+        print(f"{name:15} {found['questions']:4.0f}  right {found['right']:6.1%}  wrong {found['wrong']:6.1%}")
+    write_json(args.json, {"figures": figures, "answers": rows})
+    return EXIT_DONE
 
 
 @command.command

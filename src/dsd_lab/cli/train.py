@@ -50,7 +50,7 @@ def pair(args: TrainPairArguments = TrainPairArguments()) -> int:
 
 @command.command
 def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
-    """The shipped text model that answers from a document, from nothing.
+    """The shipped text model that answers from a document, from nothing, or adapters of SmolLM2-135M (--model smollm2).
 
     Trains it on synthetic sentences. After an interruption, the same command resumes.
     """

@@ -8,12 +8,15 @@ import platform
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from dsd_lab.pair.held_out import drawn_questions, read_all
 from dsd_lab.report import render_template
+from dsd_lab.train.reader.adapter import train_adapter
 from dsd_lab.train.reader.corpus import (
     FACT as SURE,
     QUESTION_KINDS,
@@ -182,6 +185,8 @@ def errand_figures(
 
 def train_and_evaluate_reader(settings: ReaderSettings, report: Report | None = None) -> dict[str, Any]:
     """Train the reader, measure it where the settings ask for that, and write its card."""
+    if settings.model == "smollm2":
+        return train_adapter(settings, report, partial(check_reader, questions=4 if settings.smoke else 48))
     training = train_reader(settings, report)
     settings = settings.resolved()
     if not settings.evaluate:
@@ -190,6 +195,20 @@ def train_and_evaluate_reader(settings: ReaderSettings, report: Report | None = 
     figures = evaluate_reader(folder, report=report)
     (folder / "README.md").write_text(render_card(figures, training))
     return training | {"evaluation": figures}
+
+
+def check_reader(folder: Path, questions: int = 48) -> dict[str, Any]:
+    """How a reader in training does: drawn questions on two sides, answered by the product's own mixture."""
+    from dsd_ros.dragon.documents.embedding import EmbeddingError, SentenceEncoder
+    from dsd_ros.vlm.loading import load_model
+    from dsd_ros.vlm.settings import ModelSettings
+
+    try:
+        encoder = SentenceEncoder()
+    except EmbeddingError:
+        encoder = None  # every document is then as relevant as any other
+    figures = read_all(load_model(ModelSettings(str(folder))), drawn_questions(_SEED, questions), encoder)
+    return {name: figures[name] for name in ("all", "needs both", "needs none") if name in figures}
 
 
 def evaluate_reader(

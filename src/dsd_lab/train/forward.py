@@ -120,16 +120,21 @@ def embed(language: Any, ids: torch.Tensor, features: torch.Tensor) -> tuple[tor
 
 
 def language_forward(
-    language: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: KeysValues | None = None
+    language: Any,
+    hidden: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    past: KeysValues | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
 
     `cos` and `sin` are (N, 1, length, head size). `past`: keys and values of earlier tokens, after which one token may
-    follow; it is extended.
+    follow; it is extended. `bias`: (N, 1, length, length), added to the scores instead of a causal mask.
     """
     count, length, _ = hidden.shape
-    causal = None
-    if length > 1:
+    causal = bias
+    if length > 1 and bias is None:
         causal = torch.full((length, length), -1e4, dtype=hidden.dtype, device=hidden.device).triu(1)
     middle = hidden
     cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)

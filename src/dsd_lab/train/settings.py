@@ -12,6 +12,10 @@ from dsd_ros.vlm.settings import DTYPES
 
 PAIR_SIZES = ("small", "base")  # of model.SIZES
 READER_SIZES = ("tiny", "base")  # of reader.SIZES
+READER_DEFAULTS: dict[str, dict[str, Any]] = {  # by the model that is trained
+    "own": {"minutes": 45.0, "batch": 48, "rate": 3e-3, "save_seconds": 60.0},
+    "smollm2": {"minutes": 540.0, "batch": 16, "rate": 8e-4, "save_seconds": 300.0},
+}
 
 # Defaults that depend on the device: a GPU is idle at batches that fill a CPU core.
 PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -29,6 +33,11 @@ PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
 def _by_device(name: str, text: str) -> Any:
     cpu, cuda = (PAIR_DEFAULTS[kind][name] for kind in ("cpu", "cuda"))
     return field(default=None, metadata={"help": f"{text} (default: {cpu:g}; on a GPU {cuda:g})"})
+
+
+def _by_reader(name: str, text: str) -> Any:
+    own, smollm2 = (READER_DEFAULTS[kind][name] for kind in ("own", "smollm2"))
+    return field(default=None, metadata={"help": f"{text} (default: {own:g}; smollm2: {smollm2:g})"})
 
 
 def _set(default: Any, text: str, **more: Any) -> Any:
@@ -114,33 +123,45 @@ class TrainSettings:
 class ReaderSettings:
     """Settings of the reader's training, which ends after its minutes, or after its steps where these are given."""
 
-    out: Path = _set(Path("models"), "folder for reader/")
+    out: Path = _set(Path("models"), "folder for reader/, or reader-smollm2/")
     cache: Path = _set(Path(".cache/reader"), "folder for tokenizer and checkpoint")
     seed: int = _set(0, "seed of everything random")
-    minutes: float = _set(45.0, "time for the training")
+    model: str = _set("own", "own: from nothing; smollm2: adapters of SmolLM2-135M", choices=tuple(READER_DEFAULTS))
+    minutes: float | None = _by_reader("minutes", "time for the training")
     steps: int | None = _set(None, "steps instead of minutes")
-    batch: int = _set(48, "examples per step")
-    rate: float = _set(3e-3, "learning rate")
-    size: str = _set("base", "size of the model", choices=READER_SIZES)
+    batch: int | None = _by_reader("batch", "examples, of smollm2 pages of five questions, per step")
+    rate: float | None = _by_reader("rate", "learning rate")
+    size: str = _set("base", "size of the model from nothing", choices=READER_SIZES)
+    rank: int = _set(8, "rank of the adapters")
     device: str = _set("cpu", "cpu, cuda or cuda:N")
     threads: int = _set(1, "CPU threads")
-    save_seconds: float = _set(60.0, "time between checkpoints")
+    save_seconds: float | None = _by_reader("save_seconds", "time between checkpoints")
+    check_seconds: float = _set(2400.0, "time between figures of smollm2 in training, in the cache's progress.jsonl")
     evaluate: bool = _set(True, "measure the reader and write its card")
     smoke: bool = _set(False, "a tiny run of under a minute, into the cache")
 
     def __post_init__(self) -> None:
-        _check(self, ("minutes", "rate"), from0=("save_seconds",), from1=("steps", "batch", "threads"))
+        _check(
+            self,
+            ("minutes", "rate"),
+            from0=("save_seconds", "check_seconds"),
+            from1=("steps", "batch", "threads", "rank"),
+        )
+        if self.model not in READER_DEFAULTS:
+            raise ValueError(f"model must be one of {', '.join(READER_DEFAULTS)}, not {self.model!r}.")
         if self.size not in READER_SIZES:
             raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
 
     def resolved(self) -> ReaderSettings:
-        """The settings; a smoke run replaces neither the shipped reader nor a whole run's checkpoint."""
+        """The settings with the model's defaults; a smoke run replaces neither a shipped reader nor a whole run."""
+        found = replace(self, **{n: v for n, v in READER_DEFAULTS[self.model].items() if getattr(self, n) is None})
         if not self.smoke:
-            return self
+            return found
         cache = self.cache / "smoke"
+        steps = 150 if self.model == "own" else 3
         return replace(
-            self, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, size="tiny",
-            steps=self.steps or 150, batch=min(self.batch, 32), evaluate=False,
+            found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, size="tiny",
+            steps=self.steps or steps, batch=min(found.batch or 1, 32 if self.model == "own" else 4), evaluate=False,
         )  # fmt: skip
 
 

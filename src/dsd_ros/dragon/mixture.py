@@ -3,6 +3,11 @@
 
 p(x | prefix) = sum_d w(d) p(x | d, prefix), w = softmax of the relevances (DRAGON, equation 2). Each document is a
 sequence of its own, and all of them are advanced by one forward pass.
+
+A reader that abstains where its document does not tell what comes next (``not_told``) sets the weights anew at every
+token, as DRAGON's section 3 allows: w(d) is multiplied by the odds that document d tells, (1 - u) / u, with u the
+probability of ``not_told``. If exactly one document tells, these are the posterior odds that it is d, so a relevant
+document that does not tell cannot outvote a less relevant one that does.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from dsd_ros.vlm.sequence import Sequence as TokenSequence, next_logits_together
 NOTHING_FOUND = Retrieved("", "", -30.0)
 _KEPT_TOKENS = 65_536
 _COLDEST = 1e-12
+_SUREST = 1e-3  # least u and 1 - u, so that where all documents tell, relevance weighs them
+_ENDING = 0.75  # what ending the answer counts as abstaining: a document with more to say weighs more
 
 Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
 
@@ -92,6 +99,7 @@ class LocalMixture:
         self.model = model
         self.documents = list(documents) or [NOTHING_FOUND]
         self.passes = 0
+        self._not_told: int | None = getattr(model, "not_told", None)
         self._question = question
         self._temperature = max(temperature, _COLDEST) if temperature > 0.0 else 1.0
         self._kept = kept if kept is not None else KeptDocuments(0)
@@ -148,7 +156,7 @@ class LocalMixture:
             self._read(on_layer)
         self.passes += 1
         rows = next_logits_together(self._sequences, on_layer)
-        relevances = self._relevances()
+        relevances = [value + self._log_odds(row) for value, row in zip(self._relevances(), rows, strict=True)]
         highest = max(relevances)
         shares = [math.exp(value - highest) for value in relevances]
         total = math.fsum(shares)
@@ -156,6 +164,16 @@ class LocalMixture:
         for row, share in zip(rows, shares, strict=True):
             p += share / total * torch.softmax(row.cpu().double() / self._temperature, dim=0)
         return Local(p.float(), highest + math.log(total))
+
+    def _log_odds(self, row: torch.Tensor) -> float:
+        """The log odds that a document tells what comes next, from its logits; 0 for a reader that never abstains."""
+        if self._not_told is None:
+            return 0.0
+        p = torch.softmax(row.double(), dim=0)
+        ends = [token for token in self.model.eos_token_ids if token != self._not_told]
+        silent = float(p[self._not_told]) + _ENDING * float(p[ends].sum())
+        silent = min(max(silent, _SUREST), 1.0 - _SUREST)
+        return math.log((1.0 - silent) / silent)
 
     def _read(self, on_layer: Callable[..., None]) -> None:
         """Read the documents that are not in the cache, and append question and answer to each."""

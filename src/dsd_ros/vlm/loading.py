@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load and fingerprint a Qwen2-VL (such as the shipped pair), Qwen2.5-VL or Qwen3-VL, or a text-only Llama or Qwen.
 
-A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file. A hub id is looked up in
+A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file, or an adapter (``adapters``)
+of one that is installed as a package. A hub id is looked up in
 the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
 
 Fingerprints are compared when robot and verifier connect. The two sides may pad their vocabularies differently but
@@ -26,6 +27,7 @@ import torch
 
 from dsd_ros.paths import user_path
 from dsd_ros.startup import quick_import
+from dsd_ros.vlm.adapters import ADAPTER_FILE, merge_adapter, packaged_gguf, read_adapter
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
@@ -59,6 +61,8 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
         model = _load_gguf(path, settings, exits)
+    elif (path / ADAPTER_FILE).is_file():
+        model = _load_adapted(path, settings)
     else:
         model = _load_directory(resolve_directory(settings.path), settings, exits)
     if settings.threads:
@@ -154,6 +158,20 @@ def _load_gguf(path: Path, settings: ModelSettings, exits: bool) -> VisionLangua
     fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
     model = _model(path, path.name, backbone, backend, template, fingerprints, settings)
     return _with_exits(model, path) if exits else model
+
+
+def _load_adapted(directory: Path, settings: ModelSettings) -> VisionLanguageModel:
+    """A packaged GGUF model with the adapter, the prompts and the chat template of a directory."""
+    _check_files(directory)
+    adapter = read_adapter(directory)
+    base = packaged_gguf(adapter.base)
+    hf, tokenizer = read_gguf(base, settings)
+    merge_adapter(hf.model, adapter, file_fingerprint(base))
+    backend = tokenizer.backend_tokenizer
+    template = PromptTemplate.from_directory(directory, text_only=True, markers=_markers(backend))
+    fingerprint = _digest([adapter.base_fingerprint, _weights_digest(directory / ADAPTER_FILE)])
+    fingerprints = fingerprint, tokenizer_fingerprint(backend.to_str())
+    return _model(base, directory.resolve().name, TextBackbone(hf), backend, template, fingerprints, settings)
 
 
 def _with_exits(model: VisionLanguageModel, path: Path) -> VisionLanguageModel:

@@ -17,9 +17,9 @@ import torch
 
 from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
-from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.errors import ContextError, ModelError
 from dsd_ros.vlm.front import check_pictures, check_prompt_length
-from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.prompts import NOT_KNOWN, PromptTemplate
 from dsd_ros.vlm.sequence import Feed, LayerHook, PromptPart, Sequence, TreeLayout
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class VisionLanguageModel:
         self.tokenizer = tokenizer
         self.template = template
         self.name = name
-        self.eos_token_ids = eos_token_ids
+        self.not_told = self._single_token(template.not_told)
+        self.eos_token_ids = eos_token_ids if self.not_told is None else eos_token_ids | {self.not_told}
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.exits: ExitAdapters | None = None
@@ -95,9 +96,21 @@ class VisionLanguageModel:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode_text(self, tokens: Tokens[int]) -> str:
-        """The text of reply tokens, without special tokens and padding ids."""
-        known = [token for token in tokens if 0 <= token < self._tokens]
-        return self.tokenizer.decode(known, skip_special_tokens=True)
+        """The text of reply tokens, without special tokens and padding ids; ``not_told`` reads as NOT_KNOWN."""
+        known = [token for token in tokens if 0 <= token < self._tokens and token != self.not_told]
+        text: str = self.tokenizer.decode(known, skip_special_tokens=True)
+        return f"{text} {NOT_KNOWN}".strip() if self.not_told in tokens else text
+
+    def _single_token(self, text: str) -> int | None:
+        """The one token of a text, None for no text; ModelError if it has several."""
+        if not text:
+            return None
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if len(ids) != 1:
+            raise ModelError(
+                f"{text!r}, by which {self.name} says that nothing is told, is not one token; choose another"
+            )
+        return int(ids[0])
 
     @torch.inference_mode()
     def prefill(

@@ -5,8 +5,9 @@ The text comes first so that, under causal attention, the image tokens attend to
 image come the pictures of earlier steps, if any, each with the action taken at that step.
 
 A model directory may contain ``dsd.json``: ``{"format": 1, "prompt": "...{instruction}...", "past":
-"...{image}...{action}...", "present": "...", "document_prompt": "...{document}...{question}..."}``; only format and
-prompt are required. Without it, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instruction.
+"...{image}...{action}...", "present": "...", "document_prompt": "...{document}...{question}...",
+"not_told": "..."}``; only format and prompt are required. Without it, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a
+text-only model just the instruction.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ DEFAULT_PROMPT = (
 
 TEXT_PROMPT = "{instruction}"
 DOCUMENT_PROMPT = "{document}\n\n{question}"
+NOT_KNOWN = "I do not know."
 DEFAULT_PAST = "\nBefore: {image} Action: {action}"  # for each earlier step
 DEFAULT_PRESENT = "\nNow: "  # between earlier pictures and the present one
 
@@ -103,6 +105,7 @@ class PromptTemplate:
     past: for each earlier step, contains ``{image}`` and ``{action}``. present: comes before the present picture
     when there are earlier ones. text_only: for a model without pictures. variables: what else the chat template
     may use, such as ``bos_token``. markers: the tokenizer's special tokens; no instruction may contain one.
+    not_told: the one token by which a reader says that its document does not tell what comes next; "" if it has none.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -113,6 +116,7 @@ class PromptTemplate:
     past: str = DEFAULT_PAST
     present: str = DEFAULT_PRESENT
     document_prompt: str = DOCUMENT_PROMPT
+    not_told: str = ""
 
     def __post_init__(self) -> None:
         for what, text, names in (
@@ -264,7 +268,13 @@ def _bounded() -> Iterator[None]:
 
 def _read_texts(directory: Path, default: str) -> dict[str, str]:
     """The prompts in ``dsd.json``, or the defaults."""
-    texts = {"prompt": default, "past": DEFAULT_PAST, "present": DEFAULT_PRESENT, "document_prompt": DOCUMENT_PROMPT}
+    texts = {
+        "prompt": default,
+        "past": DEFAULT_PAST,
+        "present": DEFAULT_PRESENT,
+        "document_prompt": DOCUMENT_PROMPT,
+        "not_told": "",
+    }
     path = directory / DSD_FILE
     if not path.exists():
         return texts

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One SQLite file with chunks, their vectors and their words: the searchable half of a store.
 
-sqlite-vec compares the vectors by an exact scan (100 000 of 384 numbers: 0.1 s), FTS5 ranks the words by bm25. Both
-are ordinary rows, so text, vector and words change in one transaction. apsw is the driver because Python's own
-sqlite3 is often built without loadable extensions.
+sqlite-vec scans the signs of the vectors' numbers for the likeliest few hundred (by Hamming distance), and compares
+those exactly; FTS5 ranks the words by bm25. Of 100 000 vectors of 384 numbers this takes 15 ms, an exact scan 94. All
+are ordinary rows, so text, vector and words change in one transaction. apsw is the driver because Python's own sqlite3
+is often built without loadable extensions.
 
 SQLite's page checks do not see a bit that flips inside a row. So each text is checked against its key, which is its
 digest, and each vector against a checksum.
@@ -24,11 +25,12 @@ import sqlite_vec
 
 from dsd_ros.dragon.documents.chunking import Chunk, Document, key_of
 
-FORMAT = 2
+FORMAT = 3
 TEMPERATURE = 0.05  # of relevances: the embedding model was trained with a softmax over 20 cos
 WAIT_MS = 10_000  # for another process's commit
 RANK = 60  # of reciprocal rank fusion: Cormack, Clarke and Buettcher 2009
 WORDS = 64  # words of a query that BM25 looks at
+SCANNED = 512  # vectors nearest by their signs that are compared exactly
 MANY = 64  # deleted chunks from which erasing their words one by one costs more than rewriting all words
 
 _TABLES = """
@@ -37,12 +39,24 @@ CREATE TABLE documents (id INTEGER PRIMARY KEY, source TEXT UNIQUE NOT NULL, dig
     place TEXT NOT NULL, time TEXT NOT NULL);
 CREATE TABLE chunks (id INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, text TEXT NOT NULL);
 CREATE TABLE vectors (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE signs (id INTEGER PRIMARY KEY, bits BLOB NOT NULL);
 CREATE TABLE holds (document INTEGER NOT NULL, chunk INTEGER NOT NULL, heading TEXT NOT NULL,
     PRIMARY KEY (document, chunk)) WITHOUT ROWID;
 CREATE INDEX held ON holds (chunk);
 CREATE VIRTUAL TABLE words USING fts5(text, content='chunks', content_rowid='id', tokenize='porter unicode61');
 INSERT INTO words(words, rank) VALUES ('secure-delete', 1);
 """
+
+
+# Words that nearly every text has: BM25 gives them no weight, and finding them all takes longest.
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "a an and are as at be been but by can could did do does for from had has have how i if in into is it its may "
+        "me my not of on or our shall should so than that the their them then there these they this to us was we were "
+        "what when where which who whom whose why will with would you your",
+    )
+)
 
 
 class IndexDamaged(Exception):
@@ -122,6 +136,12 @@ class Index:
                     raise IndexDamaged(f"chunk {key} is not as it was written")
             if self._db.execute("SELECT count(*) FROM vectors WHERE id NOT IN (SELECT id FROM chunks)").get:
                 raise IndexDamaged("there are vectors without a text")
+            counts = self._db.execute(
+                "SELECT (SELECT count(*) FROM vectors JOIN signs USING (id) WHERE bits = vec_quantize_binary(vector)),"
+                " (SELECT count(*) FROM signs), count(*) FROM vectors"
+            ).fetchone()
+            if len(set(counts or ())) > 1:
+                raise IndexDamaged("there are signs that are not those of the vectors")
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
             raise IndexDamaged(str(error)) from error
 
@@ -191,6 +211,7 @@ class Index:
             self._db.execute("INSERT INTO words(words, rowid, text) VALUES ('delete', ?, ?)", (chunk, text))
             self._db.execute("DELETE FROM chunks WHERE id = ?", (chunk,))
             self._db.execute("DELETE FROM vectors WHERE id = ?", (chunk,))
+            self._db.execute("DELETE FROM signs WHERE id = ?", (chunk,))
         if many:
             self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
             self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 1)")
@@ -203,6 +224,7 @@ class Index:
             number = self._db.last_insert_rowid()
             self._db.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, chunk.text))
             self._db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (number, vector, _checksum(chunk.key, vector)))
+            self._db.execute("INSERT INTO signs VALUES (?, vec_quantize_binary(?))", (number, vector))
         self._db.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?)", (document, number, chunk.heading))
 
     def search(self, query: str, vector: np.ndarray, count: int) -> list[Hit]:
@@ -213,9 +235,14 @@ class Index:
         pool, blob = max(4 * count, 16), _blob(vector)
         scores: dict[int, float] = {}
         with self._db:  # one state of the file for all reads
-            near = "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?), id LIMIT ?"
-            ranked: list[Any] = [self._db.execute(near, (blob, pool)).fetchall()]
-            asked = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:WORDS]
+            near = (
+                "SELECT id FROM vectors WHERE id IN (SELECT id FROM signs ORDER BY"
+                " vec_distance_hamming(vec_bit(bits), vec_quantize_binary(?)), id LIMIT ?)"
+                " ORDER BY vec_distance_l2(vector, ?), id LIMIT ?"
+            )
+            ranked: list[Any] = [self._db.execute(near, (blob, max(SCANNED, 8 * pool), blob, pool)).fetchall()]
+            said_words = dict.fromkeys(re.findall(r"\w+", query.casefold()))
+            asked = ([word for word in said_words if word not in _COMMON] or list(said_words))[:WORDS]
             if asked:
                 match = " OR ".join(f'"{word}"' for word in asked)
                 said = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?"

@@ -420,7 +420,7 @@ class Shapes(Estimate):
         if self.strategy.tree:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
             rates: Floats = (1 + gains) / self._seconds(levels, nodes, gains / levels) / (1 + _NODE_COST * nodes)
-            rates[nodes > max(_FIRST_NODES, 2 * self.times.largest)] = 0.0  # what so many nodes cost is not known
+            rates[nodes > max(_FIRST_NODES, 1.5 * self.times.largest)] = 0.0  # what so many nodes cost is not known
             return rates
         # A draft that ends early costs less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)

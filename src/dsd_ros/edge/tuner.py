@@ -43,7 +43,7 @@ _PATIENCE, _PATIENCE_GROWS, _MOST_PATIENCE = 1024, 4, 1 << 16  # tokens until a 
 _DOUBT = 0.5  # share of their times that models may take when nothing is drafted ahead
 _FIGURES = 3  # what tells of a change
 _CHANGED = 2.0  # times that have grown or shrunk so much make an old trial worthless
-_PROBE = 6  # rounds that the target decodes alone, to measure what one takes
+_PROBE = 10  # rounds that the target decodes alone, to measure what one takes
 _HOPE = 2.0  # times as fast as a small draft's verification may be a pass for one token, before any was measured
 _ACQUAINTED = 24  # rounds with drafts, before the target decodes alone for a small gain
 _FEW = 1.0  # replies for which a strategy's first rounds are taken to be as those of all
@@ -289,7 +289,7 @@ class Tuner:
             or (self._rounds > _LOOK_AROUND and self._rounds % _LOOK_AROUND)
         ):
             return choice, None
-        if self._may_pay_alone(choice):
+        if done.drafts and not self._probe and self._may_pay_alone(choice):
             record = self._records[ALONE]
             record.figures = record.own = ()  # to be noted again
             with self._lock:

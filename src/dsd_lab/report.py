@@ -59,7 +59,8 @@ def header(bench: str, /, code: Sequence[str] = CODE, **models: Any) -> dict[str
 
 def command_line(argv: Sequence[str]) -> str:
     """The command as it can be typed again: without the files that it writes, nor folders of this machine."""
-    words = [Path(argv[0]).name.replace("__main__.py", "dsd-lab")]
+    program = Path(argv[0]).name
+    words = ["dsd-lab" if program in ("__main__.py", "-c") else program]  # python -m, and `make figures`
     given = iter(argv[1:])
     for word in given:
         flag, equals, value = word.partition("=")

@@ -21,9 +21,9 @@ from dsd_ros.decoding.modes import PRESETS
 
 # Reports from before they named their models. `make figures` measures them anew: then take them out here.
 OF_BEFORE = {
-    "dragon-bytes", "dragon-latency", "dragon-lm", "faults", "modes-gamma",
-    "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety", "safety-load", "soak", "view",
-    "wire", "wire-link", "wire-text",
+    "dragon-lm", "modes-gamma",
+    "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety-load", "view",
+    "wire-link",
 }  # fmt: skip
 REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
 

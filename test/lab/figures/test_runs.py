@@ -140,6 +140,11 @@ def test_a_header_says_what_was_measured_and_names_no_machine(root: Path, monkey
     assert found["code"] == {"of": CODE, "digest": code_digest(CODE)}
     assert re.search(r", \d+ cores, \d+ GiB, Linux", machine()) and isinstance(found["dirty"], bool)
     assert command_line(["dsd-lab", "a b", "--plot=/x/y.png", "--target=/srv/m"]) == "dsd-lab 'a b' --target=m"
+    assert (
+        command_line(["-c", "bench", "soak"])
+        == command_line(["/x/dsd_lab/cli/__main__.py", "bench", "soak"])
+        == "dsd-lab bench soak"
+    )
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,15 @@ def render_template(name: str, **values: Any) -> str:
 
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)  # noqa: S701  # Markdown
-    return environment.get_template(name).render(values)
+    return environment.get_template(name).render(verdict=verdict, **values)
+
+
+def verdict(bar: dict[str, Any]) -> str:
+    """Whether a figure meets its bar, unless the bar lies within the figure's interval (its "low" and "high")."""
+    limits = [bar[name] for name in ("below", "at_least", "at_most") if bar[name] is not None]
+    if bar["low"] is not None and any(bar["low"] < limit < bar["high"] for limit in limits):
+        return "too few runs to say"
+    return {None: "not measured", True: "met", False: "missed"}[bar["met"]]
 
 
 def cell(value: float | None, form: str) -> str:

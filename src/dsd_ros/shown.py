@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 LINES = "\n\t"  # what text of several lines keeps
 _SECONDS = {
@@ -26,6 +28,12 @@ def shown(text: object, keep: str = "") -> str:
     :param keep: control characters that stay, such as line ends.
     """
     return "".join(c if c in keep or _harmless(c) else c.encode("unicode_escape").decode() for c in masked(str(text)))
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A question that names the known word most like a misspelt one; "" if none is like it."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean '{near[0]}'?" if near else ""
 
 
 def seconds_name(field: str) -> str:

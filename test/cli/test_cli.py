@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from in_process import dsd
 
-from dsd_ros.cli import shared
+from dsd_ros.cli import doctor, shared
 
 INSTRUCTION = "find the red chair"
 ADDRESS = re.compile(r"wss?://\S+:\d+")
@@ -160,7 +160,7 @@ def test_an_address_without_a_verifier_is_a_link_failure(decode):
         unused.bind(("127.0.0.1", 0))
         code, _, err = decode("--verifier", f"ws://127.0.0.1:{unused.getsockname()[1]}")
     assert code == shared.EXIT_LINK
-    assert err.count("\n") == 1
+    assert err.count("\n") == 1 and re.search(r"start one there: dsd verifier --port \d+$", err)
 
 
 def test_a_port_in_use_is_named(models):
@@ -184,6 +184,7 @@ def test_a_port_in_use_is_named(models):
         (["--instruction", "word " * 10_000], "characters"),
         (["--target", "no/such/model"], "no/such/model"),
         (["--draft", "no/such/model"], "no/such/model"),
+        (["--draft", "some/model"], "--online allows it"),
         (["--temperature", "-1"], "temperature"),
         (["--top-p", "0"], "top_p"),
         (["--draft-length", "65"], "draft_length"),
@@ -199,6 +200,13 @@ def test_bad_input_is_one_sentence_and_exit_code_2(decode, options, named):
     assert out == ""
     assert err.startswith("dsd: ") and err.count("\n") == 1
     assert named in err
+
+
+@pytest.mark.parametrize("verifier", [(), ("--verifier", "ws://127.0.0.1:1")])
+def test_the_shipped_pair_is_not_asked_for_what_it_never_heard_of(capsys, picture, verifier):
+    code, out, err = dsd(capsys, "decode", "--image", picture, "--instruction", "find the purple elephant", *verifier)
+    assert (code, out) == (shared.EXIT_BAD_INPUT, "") and err.count("\n") == 1
+    assert "'find the purple elephant'" in err and "bottle" in err and "--draft and --target" in err
 
 
 def test_models_that_do_not_share_a_tokenizer_are_refused(decode, models):
@@ -222,6 +230,18 @@ def test_doctor_finds_this_machine_fit_for_the_demo(capsys):
     code, out, _ = dsd(capsys, "doctor")
     assert code == 0, out
     assert "MISSING" not in out
+
+
+def test_doctor_serves_the_live_page(capsys, monkeypatch):
+    def finding() -> dict[str, object]:
+        _, out, _ = dsd(capsys, "doctor", "--json")
+        return next(one for one in json.loads(out) if one["name"] == "live page")
+
+    assert finding()["ok"] and re.fullmatch(r"\d+ kB, served here", str(finding()["detail"]))
+    find = doctor._in_a_process
+    monkeypatch.setattr(doctor, "_in_a_process", lambda program: find(program.replace("127.0.0.1", "192.0.2.1")))
+    broken = finding()
+    assert not broken["ok"] and not broken["required"] and "cannot listen on 192.0.2.1" in str(broken["detail"])
 
 
 def test_doctor_warns_a_robot_of_cyclone_11(capsys, monkeypatch, tmp_path):

@@ -156,7 +156,7 @@ def test_on_a_terminal_the_live_page_outlives_the_run(ros_domain, tiny_pair):
 
 def test_an_interruption_ends_everything(ros_domain, tiny_pair):
     target, draft = map(str, tiny_pair)
-    run = start(target=target, draft=draft, transport="websocket")
+    run = start(target=target, draft=draft, transport="websocket", verbose=True)
     lines = []
     for line in run.stdout:
         lines.append(line)

@@ -23,7 +23,7 @@ class EvaluatePairArguments:
     settings: PairSettings = part(PairSettings)
     no_draft: bool = flag(False, "measure the target alone")
     page: Path | None = file_option("write the figures there as pair.md", "DIR")
-    strict: bool = flag(False, "exit with 1 if a bar is missed")
+    strict: bool = flag(False, "exit with 1 if a value misses its bar, however few the runs")
     json: Path | None = json_option()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cli.arguments import STDOUT, arguments, flag, json_option, model_option, model_path, part, word
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
-from dsd_ros.cli.terminal import is_terminal
+from dsd_ros.cli.terminal import is_terminal, working
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
 from dsd_ros.shown import LINES, shown
@@ -51,38 +51,54 @@ def command(args: AskArguments) -> int:
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
     without --verifier this process is the cloud as well. Example: dsd ask 'which chair do I like?'
     """
-    quick_import("torch")
-    from dsd_ros.dragon.client import DragonClient
-    from dsd_ros.dragon.server import DragonServer
-
     if args.method:
         raise ValueError(
             f"'dsd ask' answers by DRAGON only; the methods it is compared with are in 'dsd-lab ask --method "
             f"{args.method}'"
         )
+    with working("loading PyTorch"):
+        quick_import("torch")
+        from dsd_ros.dragon.client import DragonClient
+        from dsd_ros.dragon.server import DragonServer
+
     return answer_by(args, DragonClient, DragonServer)
 
 
 def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable[..., Any]) -> int:
     """Answer with a ``session`` on the robot's side and, without a named verifier, a ``service`` on the cloud's."""
     printer = _Printer(streams=args.json != STDOUT and is_terminal(sys.stdout))
-    answer = _answer(args, session, service, printer)
+    with ExitStack() as line:
+        say = line.enter_context(working("loading the model"))
+
+        def on_token(text: str, tokens: list[int]) -> None:
+            line.close()
+            printer(text, tokens)
+
+        answer = _answer(args, session, service, on_token, say)
     printer.end(answer.text)
     print(summary(answer), file=sys.stderr)
     write_json(args.json, as_json(args.question, answer))
     return EXIT_DONE
 
 
-def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
+def _answer(
+    args: AskArguments,
+    session: Any,
+    service: Any,
+    on_token: Callable[[str, list[int]], object],
+    say: Callable[[str], None],
+) -> Answer:
     from dsd_ros.dragon.documents.store import open_documents
     from dsd_ros.vlm.loading import load_model
 
     model = load_model(ModelSettings(model_path(args.model, READER)))
     with ExitStack() as stack:
+        say("reading the documents")
         channel = stack.enter_context(args.link.channel() if args.link.verifier else _cloud(args, model, service))
         store = stack.enter_context(open_documents(documents_directory(args.robot_documents, "robot")))
         asking = session(channel, model, store, args.aggregation, relevance=store.relevance)
         stack.callback(asking.close)
+        say("asking")
         answer: Answer = asking.answer(args.question, on_token)
         return answer
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cli.arguments import (
     arguments,
@@ -18,6 +19,7 @@ from dsd_ros.cli.arguments import (
     tokenizer_option,
 )
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
+from dsd_ros.cli.terminal import colours, console, counted, token_legend, token_text, working
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.settings import TUNING_FILE
 from dsd_ros.logs import LogSettings, logging_to_stderr
@@ -25,6 +27,9 @@ from dsd_ros.paths import OWN
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from dsd_ros.edge.results import DecodedReply
 
 
 @arguments
@@ -42,15 +47,46 @@ class DecodeArguments:
     link: VerifierFlags = part(VerifierFlags)
     tuning_file: str = flag(OWN, TUNING_FILE, metavar="FILE")
     log: LogSettings = part(LogSettings)
+    stats: bool = flag(False, "also the figures in the papers' symbols: tau, T_q, T_c, gamma T_p, c, ...")
     json: Path | None = json_option("the reply")
 
 
 def command(args: DecodeArguments) -> int:
     """One reply to one picture or text, without ROS.
 
-    Decodes in this process when no verifier is named.
+    Decodes in this process when no verifier is named. On a terminal the reply's tokens are in colour.
     """
-    quick_import("torch")
+    with working("loading PyTorch") as say:
+        quick_import("torch")
+        reply, text = _decode(args, say)
+    if colours():
+        # Imported late: models that read text alone need no view.
+        from dsd_ros.observe.view.state import Round
+
+        rounds = [
+            Round(
+                drafted=record.drafted,
+                depth=record.depth,
+                accepted=record.accepted,
+                gained=tuple(text([token]) for token in record.gained),
+                rejected=tuple(text([token]) for token in record.rejected),
+            )
+            for record in reply.records
+        ]
+        console().print(token_text(rounds))
+        console(sys.stderr).print(token_legend())
+    else:
+        print(shown(reply.text, keep=LINES))
+    if args.json is None:
+        print(_figures(reply), file=sys.stderr)
+    if args.stats:
+        print(shown(reply.summary()), file=sys.stderr)
+    write_json(args.json, _as_json(reply))
+    return EXIT_DONE
+
+
+def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedReply, Callable[[list[int]], str]]:
+    """The reply, and what turns its tokens into text."""
     from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
@@ -61,6 +97,8 @@ def command(args: DecodeArguments) -> int:
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction = check_instruction(args.instruction)
+    if not args.draft and (args.link.verifier or not args.target):
+        _check_goal(instruction)
     image = None if args.image is None else read_picture(args.image)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
@@ -69,25 +107,45 @@ def command(args: DecodeArguments) -> int:
         )
     earlier = [read_picture(path) for path in args.history_image]
     history = list(zip(earlier, args.history_action, strict=True))
+    say("loading the draft model")
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
+    say("dialling the verifier" if args.link.verifier else "loading the target model")
     with (
         logging_to_stderr(args.log),
         args.link.channel() if args.link.verifier else in_process_channel(model_path(args.target, "target")) as channel,
         EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept) as session,
     ):
-        reply = session.decode(image, instruction, history=history)
-    print(shown(reply.text, keep=LINES))
-    if args.json is None:
-        print(shown(reply.summary()), file=sys.stderr)
-    write_json(args.json, _as_json(reply))
-    return EXIT_DONE
+        say("decoding")
+        return session.decode(image, instruction, history=history), session.text
 
 
-def _as_json(reply: Any) -> dict[str, Any]:
+def _check_goal(instruction: str) -> None:
+    """ValueError for an instruction that names nothing the shipped pair was trained on: its reply would be made up."""
+    from dsd_ros.robot.sim.world import COLOURS, KINDS, named_goal
+
+    try:
+        named_goal(instruction)
+    except ValueError:
+        raise ValueError(
+            f"the shipped pair knows nothing that '{shown(instruction)}' names: name a colour ({', '.join(COLOURS)}) "
+            f"followed by a kind ({', '.join(KINDS)}), or give --draft and --target of models that know more"
+        ) from None
+
+
+def _figures(reply: DecodedReply) -> str:
+    """A reply's figures in plain words."""
+    return (
+        f"{counted(len(reply.tokens), 'token')} in {counted(reply.rounds, 'round')} with the verifier, "
+        f"{reply.seconds:.2f} s, "
+        f"{reply.bytes_up / 1000:.1f} kB up, {reply.bytes_down / 1000:.1f} kB down"
+    )
+
+
+def _as_json(reply: DecodedReply) -> dict[str, Any]:
     from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
 
     try:

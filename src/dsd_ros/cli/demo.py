@@ -55,6 +55,7 @@ class DemoSettings:
     seed: int | None = flag(None, f"number of the simulated room (default: {DEMO_SEED}, or the scenario's)")
     temperature: float = flag(DecodeSettings.temperature, "sampling temperature; 0: always the likeliest token")
     headless: bool = flag(False, "open no window; plain output")
+    verbose: bool = flag(False, "show what the nodes log, which a file has in any case")
     record: str = flag("", "record the run into a bag, as record:=DIR does", metavar="DIR")
     draft: str = model_option("draft")
     target: str = model_option("target")

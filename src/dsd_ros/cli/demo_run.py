@@ -25,14 +25,14 @@ from dsd_ros.cli.shared import (
     interruption,
     write_json,
 )
+from dsd_ros.cli.story import Story
 from dsd_ros.decoding.modes import mode as decoding_mode
 from dsd_ros.environment import check_environment
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.paths import user_path
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros.bringup import plan, values_of
-from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
-from dsd_ros.shown import shown
+from dsd_ros.ros.processes import Child, ProcessGroup, how_it_ended, use_own_ros_domain
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
@@ -71,6 +71,7 @@ class DemoReport:
     startup_seconds: float = 0.0
     steps: list[dict[str, Any]] = field(default_factory=list)
     path: list[list[float]] = field(default_factory=list)  # x, y (m), yaw (rad), every few cm
+    speedup_estimate: float | None = None  # of decoding, over the target alone
 
 
 def run_demo(
@@ -103,13 +104,15 @@ def run_demo(
     )
     stopped: CommandError | None = None
     code = EXIT_DONE
-    with interruption() as interrupted, ProcessGroup() as group:
+    story = Story(live=not settings.headless, verbose=settings.verbose)
+    with interruption() as interrupted, story, ProcessGroup(story.hear, story.news) as group:
         try:
-            code = _run(settings, arguments, time_limit, group, interrupted, report)
+            code = _run(settings, arguments, time_limit, _Stage(group, interrupted, story), report)
         except CommandError as error:
             stopped = error
         else:
             code = _write(report, json, code)
+            story.close_line()
             _serve_on(settings, group, interrupted)
     if stopped is not None:
         report.message = report.message or str(stopped)
@@ -181,72 +184,91 @@ def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | No
         output_file(str(json))
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """What a run happens on: its processes, what interrupts it, and who tells of it."""
+
+    group: ProcessGroup
+    stop: threading.Event
+    story: Story
+
+    def wait(self, done: Callable[[], Any], limit: float, sentence: str) -> None:
+        """Poll ``done``.
+
+        :raises CommandError: on an interruption, when a process ends for good, or after ``limit`` seconds.
+        """
+        deadline = time.monotonic() + limit
+        while not done():
+            if self.stop.is_set():
+                raise CommandError("interrupted; everything is being ended", EXIT_INTERRUPTED)
+            child: Child | None = self.group.ended()
+            if child is not None:
+                raise self._ended(child)
+            if time.monotonic() > deadline:
+                raise CommandError(f"{sentence} within {limit:.0f} s; see the log {self.story.log}", EXIT_LINK)
+            time.sleep(0.02)
+
+    def _ended(self, child: Child) -> CommandError:
+        child.reader.join(timeout=0.5)
+        code, last = child.process.returncode, self.story.last_words(child.name)
+        return CommandError(
+            f"{child.name} {how_it_ended(code)}{f' ({last})' if last else ''}; see the log {self.story.log}",
+            EXIT_BAD_INPUT if code == EXIT_BAD_INPUT else EXIT_LINK,
+        )
+
+
 def _run(
-    settings: DemoSettings,
-    arguments: dict[str, str],
-    time_limit: float,
-    group: ProcessGroup,
-    stop: threading.Event,
-    report: DemoReport,
+    settings: DemoSettings, arguments: dict[str, str], time_limit: float, stage: _Stage, report: DemoReport
 ) -> int:
-    began = time.monotonic()
-    _start_processes(arguments, group, stop)
+    story, began = stage.story, time.monotonic()
+    _start_processes(arguments, stage)
     # Imported late: the children are already starting while this process loads ROS.
     from dsd_ros.ros.demo_client import DemoClient
 
     driver = "go2_node" if settings.robot == "go2-standin" else ""
     values = values_of("demo", arguments)
-    memory, recorded = values["memory"] != "never", bool(values["record"])
-    client = DemoClient(live=not settings.headless, driver=driver, memory=memory, recorded=recorded)
+    memory, bag = values["memory"] != "never", values["record"]
+    client = DemoClient(story.progress, story.step, driver=driver, memory=memory, recorded=bool(bag))
     try:
-        _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
-        if recorded:
-            _await_recorder(client, group, stop)
+        stage.wait(lambda: not story.wait_for(client.awaited()), _READY_LIMIT_S, "The nodes did not become ready")
+        if bag and not _await_recorder(client, stage):
+            bag = ""
         report.startup_seconds = round(time.monotonic() - began, 3)
-        print(
+        story.begin(
             f"ready after {report.startup_seconds:.1f} s: seed {settings.seed}, mode {settings.mode} over "
-            f"{settings.transport}: {settings.instruction}",
-            flush=True,
+            f"{settings.transport}: {settings.instruction}"
         )
         started = time.monotonic()
         client.send_goal(report.instruction, time_limit)
-        navigation = group.child("navigation_node")
-        _wait(
-            lambda: client.finished() or navigation.restarted > 0,
-            group, stop, time_limit + 30.0, "The run did not end in time",
-        )  # fmt: skip
+        navigation = stage.group.child("navigation_node")
+        stage.wait(
+            lambda: client.finished() or navigation.restarted > 0, time_limit + 30.0, "The run did not end in time"
+        )
         if not client.finished():
             raise CommandError("navigation_node crashed, and the run was lost with it", EXIT_GOAL_MISSED)
         report.seconds = round(time.monotonic() - started, 3)
-        client.settle(1.2 if recorded else 0.3)  # the bag needs the end, too
+        client.settle(1.2 if bag else 0.3)  # the bag needs the end, too
     finally:
         client.fill(report)
         client.close()
-    _print_result(report)
+    speedup = story.speedup()
+    report.speedup_estimate = None if speedup is None else round(speedup, 3)
+    story.end(report, bag)
     if report.reached:
         return EXIT_DONE
     return EXIT_LINK if report.outcome in client.LINK_OUTCOMES else EXIT_GOAL_MISSED
 
 
-def _print_result(report: DemoReport) -> None:
-    if report.answer:
-        print(f"memory: {shown(report.answer)}", flush=True)
-    where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
-    print(
-        f"{'REACHED' if report.reached else 'not reached'} after {report.seconds:.1f} s and "
-        f"{len(report.steps)} actions{where}, {report.collisions} collisions. {report.outcome}: "
-        f"{shown(report.message)}",
-        flush=True,
-    )
+def _await_recorder(client: DemoClient, stage: _Stage) -> bool:
+    """Wait until the recorder hears all topics, within a limit, and print those that it does not hear.
 
-
-def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Event) -> None:
-    """Wait until the recorder hears all topics, within a limit; then print those that it does not hear."""
+    Returns whether it records.
+    """
     deadline = time.monotonic() + _RECORDER_LIMIT_S
-    recorder = group.child("record_node")
-    _wait(
+    recorder = stage.group.child("record_node")
+    stage.wait(
         lambda: not client.unheard() or recorder.given_up or time.monotonic() > deadline,
-        group, stop, _READY_LIMIT_S, "The recorder was not ready",
+        _READY_LIMIT_S, "The recorder was not ready",
     )  # fmt: skip
     unheard = sorted(client.unheard())
     if recorder.given_up:
@@ -254,11 +276,14 @@ def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Eve
     elif unheard:
         topics = f"{', '.join(unheard)} after {_RECORDER_LIMIT_S:.0f} s"
         print(f"dsd demo: record_node does not hear {topics}; the bag may lack some of it", file=sys.stderr)
+    return not recorder.given_up
 
 
-def _start_processes(arguments: dict[str, str], group: ProcessGroup, stop: threading.Event) -> None:
+def _start_processes(arguments: dict[str, str], stage: _Stage) -> None:
+    group, story = stage.group, stage.story
     named: list[SplitResult] = []
     starts = {start.name: start for start in plan("demo", arguments)}
+    story.start(f"starting {len(starts)} processes")
     verifier = starts.pop("verifier", None)
     if verifier is not None:
         child = group.start_planned(verifier, on_line=lambda line: named.extend(filter(None, [address_in(line)])))
@@ -268,30 +293,9 @@ def _start_processes(arguments: dict[str, str], group: ProcessGroup, stop: threa
             group.start_planned(start)
     if verifier is None:
         return
-    _wait(lambda: named, group, stop, _READY_LIMIT_S, "The verifier named no address")
+    stage.wait(lambda: named or not story.wait_for(["verifier"]), _READY_LIMIT_S, "The verifier named no address")
     address = named[0]
     known = plan("demo", {"verifier": address.geturl()} | arguments | {"verifier_port": str(address.port)})
     starts = {start.name: start for start in known}
     child.command = list(starts["verifier"].command)  # a restarted verifier must be where the bridge looks for it
     group.start_planned(starts["bridge_node"])
-
-
-def _wait(done: Callable[[], Any], group: ProcessGroup, stop: threading.Event, limit: float, sentence: str) -> None:
-    """Poll ``done``.
-
-    :raises CommandError: on an interruption, when a process ends for good, or after ``limit`` seconds.
-    """
-    deadline = time.monotonic() + limit
-    while not done():
-        if stop.is_set():
-            raise CommandError("interrupted; everything is being ended", EXIT_INTERRUPTED)
-        child: Child | None = group.ended()
-        if child is not None:
-            code = child.process.returncode
-            raise CommandError(
-                f"{child.name} ended with exit code {code}; see its last lines above",
-                EXIT_BAD_INPUT if code == EXIT_BAD_INPUT else EXIT_LINK,
-            )
-        if time.monotonic() > deadline:
-            raise CommandError(f"{sentence} within {limit:.0f} s.", EXIT_LINK)
-        time.sleep(0.02)

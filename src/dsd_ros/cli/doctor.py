@@ -230,6 +230,16 @@ def _unitree_sdk(role: Role) -> str:
     return f"cyclonedds {cyclone}"
 
 
+def _live_page(_: Role) -> str:
+    program = (
+        "from urllib.request import urlopen\n"
+        "from dsd_ros.observe.view.web import PageFeed, WebServer\n"
+        "with WebServer(PageFeed(16), '127.0.0.1', 0) as server:\n"
+        "    print(len(urlopen(server.page(), timeout=10).read()) // 1000, 'kB, served here')\n"
+    )
+    return _in_a_process(program)
+
+
 _SOURCED = bool(os.environ.get("ROS_DISTRO") and os.environ.get("AMENT_PREFIX_PATH"))  # a system's ROS 2
 _CLOUD = (
     "activate the virtual environment that has it; in one made with --system-site-packages: "
@@ -282,6 +292,7 @@ _WITH_ROS = (
         _modules("cv_bridge.boost.cv_bridge_boost"),
         "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)",
     ),
+    _optional("live page", _live_page, "let this user listen on 127.0.0.1; runs go on without the page"),
     _optional("ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it"),
 )
 _LAPTOP = (

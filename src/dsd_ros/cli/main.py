@@ -177,8 +177,8 @@ def _exit_code_and_sentence(error: Exception, program: CommandLine) -> tuple[int
         from dsd_ros.wire.channel import LinkError
 
         if isinstance(error, LinkError):
-            return shared.EXIT_LINK, sentence
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dsd_"):
+            return shared.EXIT_LINK, sentence + _verifier_remedy(error, sentence)
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith(("dsd_ros", "dsd_lab")):
         return (
             shared.EXIT_BAD_INPUT,
             f"this needs the Python package {error.name}, which is not installed; 'dsd doctor' says how to get it",
@@ -186,11 +186,20 @@ def _exit_code_and_sentence(error: Exception, program: CommandLine) -> tuple[int
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return shared.EXIT_BAD_INPUT, f"{error.filename}: {error.strerror.lower()}"
     if isinstance(error, (ValueError, OSError, ModuleNotFoundError)):
-        return shared.EXIT_BAD_INPUT, sentence
+        hub = "; --online allows it" if sentence.endswith("HF_HUB_OFFLINE forbids downloading") else ""
+        return shared.EXIT_BAD_INPUT, sentence + hub
     return (
         shared.EXIT_DEFECT,
         f"this is a defect of dsd itself: {type(error).__name__}: {sentence}; --debug shows where, please report it",
     )
+
+
+def _verifier_remedy(error: BaseException | None, sentence: str) -> str:
+    """The command that starts a verifier, where nothing listens at the address that an error names."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__
+    port = re.search(r"://\S+:(\d+)", sentence)
+    return f"; start one there: dsd verifier --port {port[1]}" if error is not None and port else ""
 
 
 def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:

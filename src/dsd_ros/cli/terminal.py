@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours and a progress bar for the terminal."""
+"""Colours, the tokens of a reply, a line that says what is going on, and a progress bar for the terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dsd_ros.shown import shown
+from dsd_ros.shown import LINES, shown
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
     from typing_extensions import Self
 
+    from dsd_ros.observe.view.state import Round
+
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
+ACCEPTED, REJECTED, OWN = "green", "red strike", "bright_blue"  # tokens: drafted ones, and the target's own
 _REDRAW_S = 0.1
 _LOG_S = 60.0
 
@@ -24,11 +31,76 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def colours(stream: TextIO | None = None) -> bool:
+    """Whether ``stream`` (default: stdout) is shown in colours."""
+    return is_terminal(sys.stdout if stream is None else stream) and not os.environ.get("NO_COLOR")
+
+
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     """``text`` in a colour if ``stream`` (default: stdout) is a terminal and NO_COLOR is not set."""
-    if os.environ.get("NO_COLOR") or not is_terminal(sys.stdout if stream is None else stream):
+    if not colours(stream):
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console of rich on ``stream`` (default: stdout): no colours if NO_COLOR is set, nothing but text in a file."""
+    from rich.console import Console  # 40 ms
+
+    stream = sys.stdout if stream is None else stream
+    system: Any = "auto" if colours(stream) else None
+    return Console(
+        file=stream, force_terminal=is_terminal(stream), color_system=system, markup=False, highlight=False, emoji=False
+    )
+
+
+def counted(count: int, what: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def token_text(rounds: Iterable[Round]) -> Text:
+    """A reply round by round: accepted drafts, rejected ones struck out, the target's own tokens.
+
+    The rejected tokens of a tree are no text, so they are counted.
+    """
+    from rich.text import Text
+
+    text = Text()
+    for one in rounds:
+        sequence = one.drafted <= one.depth
+        rejected = one.rejected if sequence else (f"[{len(one.rejected)}]",) if one.rejected else ()
+        for pieces, style in (
+            (one.gained[: one.accepted], ACCEPTED),
+            (rejected, REJECTED if sequence else "red"),
+            (one.gained[one.accepted :], OWN),
+        ):
+            for piece in pieces:
+                text.append(shown(piece, keep=LINES), style)
+    return text
+
+
+def token_legend() -> Text:
+    """What the colours of `token_text` mean."""
+    from rich.text import Text
+
+    return Text.assemble(
+        ("accepted drafts", ACCEPTED), ", ", ("rejected drafts", REJECTED), " (", ("[n]", "red"), ": n of a tree), ",
+        ("the target's own tokens", OWN),
+    )  # fmt: skip
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what a slow command is doing, gone when it is done; none without a terminal.
+
+    Gives a function that changes the line.
+    """
+    if not is_terminal(sys.stderr):
+        yield lambda line: None
+        return
+    with console(sys.stderr).status(what, spinner="line") as status:
+        yield status.update
 
 
 class Progress:

@@ -19,6 +19,7 @@ from typing import Any
 from dsd_ros.paths import config_directory, share_directory
 from dsd_ros.ros import launch_standin as standin
 from dsd_ros.ros.launch_standin import Values, text, truth
+from dsd_ros.shown import meant
 
 TRANSPORTS = ("dds", "websocket")
 STORAGES = ("mcap", "sqlite3")  # of bags
@@ -138,7 +139,8 @@ def _visited(system: str, overrides: dict[str, str] | None) -> tuple[list[Start]
     known = [argument.name for argument in arguments_of(system)]
     for name in given:
         if name not in known:
-            raise ValueError(f"The system '{system}' has no argument '{name}'; it has {', '.join(known)}.")
+            near = meant(name, known) or f"it has {', '.join(known)}."
+            raise ValueError(f"The system '{system}' has no argument '{name}'; {near}")
     declared: Values = {}
     starts = list(_walk(standin.read(launch_file(system))[0].entities, given, {}, [], declared))
     return starts, declared
@@ -192,7 +194,9 @@ def _walk(
             value = values.setdefault(entity.name, text(entity.default_value, values))
             declared.setdefault(entity.name, value)
             if entity.choices and value not in entity.choices:
-                raise ValueError(f"'{value}' is no {entity.name}; choose from {', '.join(entity.choices)}.")
+                near = meant(value, entity.choices)
+                known = f"choose from {', '.join(entity.choices)}" + (f"; {near}" if near else ".")
+                raise ValueError(f"'{value}' is no {entity.name}; {known}")
         elif isinstance(entity, standin.SetEnvironmentVariable):
             environment[entity.name] = text(entity.value, values)
         elif isinstance(entity, standin.SetRemap):

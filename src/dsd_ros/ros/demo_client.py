@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's side of the demo: send the goal, print a line per step, collect ground truth."""
+"""The operator's side of the demo: send the goal, hand on replies and steps, collect ground truth."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -43,8 +43,17 @@ class DemoClient:
         RunOutcome.DECODE_TIMEOUT.name,
     )
 
-    def __init__(self, live: bool = True, driver: str = "", memory: bool = False, recorded: bool = False) -> None:
-        """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
+    def __init__(
+        self,
+        on_progress: Callable[[ReplyProgress], None],
+        on_step: Callable[[NavAction, DecodeStats], None],
+        driver: str = "",
+        memory: bool = False,
+        recorded: bool = False,
+    ) -> None:
+        """:param on_progress: called in the spinning thread with a reply as it grows.
+        :param on_step: likewise with an action and its reply's figures, which are empty where it has none.
+        :param driver: the robot's driver node, whose health says when the robot stands; empty: none.
         :param memory: wait for a memory_node as well.
         :param recorded: watch the record_node's topics, for `unheard`.
         """
@@ -61,7 +70,7 @@ class DemoClient:
         self._driver, self._robot_ready = driver, not driver
         self._heard = set[str]()  # by the recorder
         self._result: Any = None
-        self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
+        self._on_step = on_step
 
         for kind, topic, profile in (
             (CameraInfo, "camera/camera_info", qos.CAMERA),
@@ -71,26 +80,29 @@ class DemoClient:
         ):
             node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
         node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
+        # Before the statistics and the action, so that of what has come it is taken first.
+        node.create_subscription(ReplyProgress, "dsd/reply_progress", on_progress, qos.STATE)
         node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
-        node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
         if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "dsd/navigate")
         # After the action client: DDS announces both in this order, so a node that answers has discovered the
         # client, and its acceptance of a goal is not dropped.
         names = ["navigation_node", "draft_node"] + ["memory_node"] * memory
-        self._watches = [LifecycleWatch(node, name) for name in names]
+        self._watches = {name: LifecycleWatch(node, name) for name in names}
         self._ros.start()
 
     def close(self) -> None:
         self._ros.close()
 
-    def ready(self) -> bool:
-        """Whether robot, camera, navigation and a session with the verifier are ready."""
-        active = [watch.active() for watch in self._watches]  # a list, so that every watch asks
+    def awaited(self) -> list[str]:
+        """What is not ready yet of robot, camera, navigation and a session with the verifier."""
         seen = {"camera/camera_info", "ground_truth/target_distance"} <= self._newest.keys()
-        return all(active) and seen and self._robot_ready and self._navigate.server_is_ready()
+        found = {"the camera": seen, "the robot's driver": self._robot_ready}
+        found |= {name: watch.active() for name, watch in self._watches.items()}  # every watch asks
+        found["navigation_node"] &= self._navigate.server_is_ready()
+        return [name for name, ready in found.items() if not ready]
 
     def unheard(self) -> set[str]:
         """Published or core topics of a run that the recorder is not matched with yet."""
@@ -168,10 +180,6 @@ class DemoClient:
                     return
             self._path.append(self._pose)
 
-    def _on_progress(self, message: ReplyProgress) -> None:
-        if self._live and not message.done:
-            print(f"\r\x1b[K  ... {message.text[-100:]}", end="", flush=True)
-
     def _on_stats(self, message: DecodeStats) -> None:
         with self._lock:
             stamp = message.observation_stamp
@@ -209,13 +217,4 @@ class DemoClient:
         step |= {seconds_name(name): round(seconds(getattr(stats, name)), 6) for name in _TIMES}
         step |= {name: round(getattr(stats, name), 6) for name in _FIGURES}
         self._steps.append(step)
-        line = (
-            f"step {action.step:2}: {phrase:22} {stats.tokens:3} tokens, {stats.rounds:3} rounds "
-            f"({stats.tau:.2f} a round), {total:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
-            f"{stats.bytes_down / 1000:.1f} kB down | {action.reasoning}"
-        )
-        if action.retracing:
-            line = f"step {action.step:2}: {phrase:22} {action.reasoning}"
-        elif not action.verified:
-            line += " (by the draft alone)"
-        print(("\r\x1b[K" if self._live else "") + line, flush=True)
+        self._on_step(action, stats)

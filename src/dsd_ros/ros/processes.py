@@ -145,8 +145,12 @@ class ProcessGroup:
     child together with the thread that started it.
     """
 
-    def __init__(self, printer: Printer | None = None) -> None:
+    def __init__(self, printer: Printer | None = None, news: Printer | None = None) -> None:
+        """:param printer: gets each line that a child prints.
+        :param news: gets what happens to a child, such as a restart; default: the printer.
+        """
         self._printer = printer or _print_prefixed
+        self._news = news or self._printer
         self._children: list[Child] = []
         self._files: list[Path] = []
 
@@ -203,7 +207,7 @@ class ProcessGroup:
         try:
             child.process.wait(INTERRUPT_S)
         except subprocess.TimeoutExpired:
-            self._printer(child.name, "did not end when asked; killed")
+            self._news(child.name, "did not end when asked; killed")
             child.signal(signal.SIGKILL)
             child.process.wait()
         child.due, child.given_up = None, False
@@ -223,7 +227,7 @@ class ProcessGroup:
                 child.given_up = True
                 if not child.optional:
                     return child
-                self._printer(child.name, f"{how_it_ended(child.process.returncode)}; the others go on")
+                self._news(child.name, f"{how_it_ended(child.process.returncode)}; the others go on")
         return None
 
     def wait(self, stop: threading.Event, timeout: float | None = None) -> Child | None:
@@ -260,10 +264,10 @@ class ProcessGroup:
         code = child.process.returncode
         pause = child.restarts.after(code, time.monotonic())
         if pause is None:
-            self._printer(child.name, child.restarts.sentence(code))
+            self._news(child.name, child.restarts.sentence(code))
             return False
         child.signal(signal.SIGKILL)  # whatever it has left behind
-        self._printer(child.name, f"{how_it_ended(code)}; started again in {pause:.1f} s")
+        self._news(child.name, f"{how_it_ended(code)}; started again in {pause:.1f} s")
         child.due = time.monotonic() + pause
         return True
 
@@ -279,7 +283,7 @@ class ProcessGroup:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._printer(child.name, "did not end when asked; killed")
+                self._news(child.name, "did not end when asked; killed")
         for child in ended:
             if child.due is None:
                 child.signal(signal.SIGKILL)  # and what it may have left behind

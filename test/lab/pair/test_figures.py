@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dsd_lab.pair.figures import acceptance_figures, accepted, answer_figures, bars, kept, near_miss, near_misses
+from dsd_lab.pair.report import render
 from dsd_lab.pair.scenes import Scene
 from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View
 from dsd_ros.robot.sim.world import RADIUS, ROBOT_RADIUS, Thing, World
 
+ROOT = Path(__file__).resolve().parents[3]
 GOAL = "red chair"
 
 
@@ -111,3 +115,18 @@ def test_bars_are_met_and_missed_by_what_was_measured() -> None:
     assert met["draft: runs that reach the goal"] is False  # a draft this good leaves no work
     assert met["draft: acceptance, greedy"] is False and met["weights together"] is False
     assert met["exit at half depth agrees with the last layer"] is None
+
+
+def test_an_interval_that_holds_the_bar_says_nothing() -> None:
+    figures = json.loads((ROOT / "benchmarks" / "pair.json").read_text())
+    said = dict.fromkeys(["missed", "met", "too few runs to say"], "")
+    rows = {"missed": (0.90, 0.97), "met": (0.985, 0.999), "too few runs to say": (0.95, 0.99)}
+    for verdict, (low, high) in rows.items():
+        figures["bars"] = [
+            {"name": "target", "at_least": 0.98, "at_most": None, "below": None, "unit": "", "value": high,
+             "low": low, "high": high, "met": high >= 0.98},
+        ]  # fmt: skip
+        text = render(figures)
+        said[verdict] = next(line for line in text.splitlines() if line.startswith("target  "))
+        assert "nearly always agrees shows nothing of rejected tokens" in text
+    assert all(line.rstrip().endswith(verdict) for verdict, line in said.items()), said

@@ -204,7 +204,7 @@ def _files_of(path: Path, bag: Bag) -> tuple[list[Path], int]:
             raise BagError(f"{path} is not a bag; name a folder, or a file {' or '.join(SUFFIXES)}.")
         return [path], 0
     if not path.is_dir():
-        raise BagError(f"There is no bag {path}.")
+        raise BagError(f"There is no bag {path}; name the folder that `dsd record` or `record:=` wrote.")
     # By name and number; where a file is there packed and unpacked, the unpacked one.
     there = sorted((file for file in path.iterdir() if is_storage(file) and file.is_file()), key=lambda file: file.name)
     found = {plain_name(file): file for file in reversed(there)}

@@ -212,7 +212,7 @@ class Live:
 
 def round_from(message: RoundStats) -> Round:
     """A Round from its message."""
-    same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down")
+    same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down", "depth")
     figures: dict[str, Any] = {name: getattr(message, name) for name in same}
     figures |= {name: seconds(getattr(message, f"{name}_time")) for name in ("draft", "wait", "verify", "model")}
     return Round(

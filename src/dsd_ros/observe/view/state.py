@@ -40,6 +40,7 @@ class Round:
     predrafts: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    depth: int = 0  # tokens drafted one after the other, or a tree's levels
 
 
 @dataclass(frozen=True)

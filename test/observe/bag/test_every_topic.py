@@ -121,7 +121,7 @@ def test_it_is_inspected(everything, tmp_path, capsys):
     assert main(["inspect", str(everything), "--html", str(tmp_path / "page.html")]) == 0
     told = capsys.readouterr().out
     assert f"{REPLIES} replies" in told and "CDR without a ROS 2 type" in told
-    assert (tmp_path / "page.html").read_text().count("<img") == REPLIES + 1
+    assert (tmp_path / "page.html").read_text().count("<img") == REPLIES + 4  # and the plots
 
 
 @pytest.mark.parametrize("lost", ["observation", "decode_stats"])

@@ -190,7 +190,7 @@ def test_a_report_has_every_reply_and_round(tmp_path):
     assert report["replies"][1]["tokens"] == [4, 5, 6]
     assert report["parameters"]["/go2_1/draft_node"] == {"decode.mode": "dsd"}
     content = page(run)
-    assert content.count("<img") == 2  # the plots, and the one picture there is
+    assert content.count("<img") == 5  # four plots, and the one picture there is
     assert "http" not in content.split("</style>")[1].replace("https://www.w3.org", "")
 
 

@@ -6,18 +6,32 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsd_ros.observe.bag.report import round_lines, rounds_of, step_lines, summary, summary_lines
-from dsd_ros.observe.bag.run import Run, picture_sent, pictures_of
+from dsd_ros.observe.bag.report import ROUND_TITLES, round_cells, rounds_of, summary, summary_lines
+from dsd_ros.observe.bag.run import RecordedStep, Run, picture_sent, pictures_of
+from dsd_ros.observe.view.events import world_event
+from dsd_ros.observe.view.figures import size
 
 _SHOWN = 60  # steps shown with their pictures, which keeps the page small
 _COLOURS = {"draft": "#4477aa", "verify": "#ee6677", "link": "#ccbb44"}
-_STYLE = (
-    "body{font:14px system-ui,sans-serif;max-width:70em;margin:2em auto;color:#222}img{max-width:100%}"
-    "pre{overflow-x:auto;background:#f6f6f6;padding:1em}p img{width:168px;vertical-align:middle;margin-right:1em}"
-)
+_STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;max-width:72em;margin:0 auto;padding:1em;color:#1b1f24;background:#fff}
+h1{font-size:1.5em;margin:.2em 0}h2{font-size:1.15em;margin:1.6em 0 .6em}h3{font-size:1em;margin:0 0 .3em}
+h1,h3,p,li,td,dd{overflow-wrap:anywhere}img{max-width:100%;height:auto}
+.outcome{padding:.6em .8em;border-radius:6px;font-weight:600;background:#fff1c2;color:#4d3800}
+.good{background:#dafbe1;color:#0b3d1b}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15em 1em;margin:1em 0}dt{color:#4f5963}dd{margin:0}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr));gap:.6em}
+article{display:grid;grid-template-columns:168px minmax(0,1fr);gap:.8em;padding:.8em 0;border-top:1px solid #d0d7de}
+article p{margin:.2em 0}small,summary{color:#4f5963;font-size:.9em}summary{cursor:pointer}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:12px}
+th,td{text-align:right;padding:2px 8px;border-bottom:1px solid #d0d7de;font-variant-numeric:tabular-nums}
+@media (max-width:640px){article{grid-template-columns:minmax(0,1fr)}th,td{padding:2px 4px;font-size:11px}}
+@media print{body{max-width:none;padding:0;font-size:11px}article,.plots img,tr{break-inside:avoid}h2{break-after:avoid}
+.outcome{border:1px solid #1b1f24}details:not([open]){display:none}.wide{overflow:visible}}
+"""
 
 
 def draw(run: Run) -> bytes:
@@ -25,38 +39,102 @@ def draw(run: Run) -> bytes:
 
     :raises ValueError: when matplotlib is not installed.
     """
+    return _drawn(run, (2, 2), (12, 8), _PLOTS, summary_lines(run)[0])
+
+
+def page(run: Run) -> str:
+    """A self-contained HTML page, for screen and paper: the outcome, figures, plots, every reply with its picture.
+
+    The rounds of a reply are folded. Raises ValueError like `draw`.
+    """
+    pictures = pictures_of(run.bag, {step.stamp for step in run.steps[:_SHOWN]})
+    title = "; ".join(summary(run)["instructions"]) or f"Run of {run.bag.path.name}"
+    plots = "".join(_image(_drawn(run, (1, 1), (6, 4), [plot]), name) for name, plot in _NAMED_PLOTS.items())
+    replies = "".join(_reply(run, step, pictures.get(step.stamp)) for step in run.steps)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
+        f'{_outcomes(run)}{_facts(run)}<div class="plots">{plots}</div><h2>Replies</h2>{replies}</html>\n'
+    )
+
+
+def _outcomes(run: Run) -> str:
+    """How the run's goals ended, newest last."""
+    ends = [text for _, text in run.ends] or ["No outcome: the bag ends before the run does, or no goal was given."]
+    return "".join(
+        f'<p class="outcome{" good" if text.startswith("ARRIVED") else ""}">{html.escape(text)}</p>' for text in ends
+    )
+
+
+def _facts(run: Run) -> str:
+    """The summary as a list of names and values; what the bag has nothing of is left out."""
+    s = summary(run)
+    facts = [
+        ("recorded", f"{s['bag']}, {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics"),
+        ("decoding", " over ".join(filter(None, (", ".join(s["modes"]), ", ".join(s["transports"]))))),
+        ("target", ", ".join(s["targets"])),
+        ("replies", f"{s['steps']}, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}"),
+        ("miss rate", "" if s["miss_rate"] is None else f"{100 * s['miss_rate']:.1f} %"),
+        ("times", f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action"),
+        ("link", f"{size(s['bytes_up'])} up, {size(s['bytes_down'])} down"),
+        ("way", f"{s['distance_m']:.2f} m" if run.path else ""),
+        *(("note", note) for note in s["notes"]),
+        *((f"at {e['at']:.2f} s", f"refused: {e['code']}: {e['sentence']}") for e in s["refusals"]),
+        *((f"at {e['at']:.2f} s", f"held for {e['seconds']:.2f} s: {' '.join(e['sentences'])}") for e in s["stops"]),
+    ]
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in facts if text) + "</dl>"
+
+
+def _reply(run: Run, step: RecordedStep, picture: tuple[bytes, str] | None) -> str:
+    found = picture or (picture_sent(step) if step.number <= _SHOWN else None)
+    shown = "<span></span>" if found is None else _image(found[0], f"picture of step {step.number}")
+    s = step.stats
+    cost = (
+        f"{s['tokens']} tokens in {s['rounds']} rounds (tau {s['tau']:.2f}), {s['seconds']:.3f} s, "
+        f"{size(s['bytes_up'])} up, {size(s['bytes_down'])} down; "
+        f"accepted by round: {' '.join(map(str, s['accepted']))}"
+    )
+    title = f"{step.number}. {step.action or 'no action'}{'' if step.verified else ', not verified'}"
+    at = (step.at - run.began) * 1e-9
+    rounds = _rounds(step)
+    return (
+        f"<article>{shown}<div><h3>{html.escape(title)} <small>at {at:.2f} s</small></h3>"
+        f"<p>{html.escape(step.text)}</p><p><small>{cost}</small></p>{rounds}</div></article>"
+    )
+
+
+def _rounds(step: RecordedStep) -> str:
+    """A folded table of a reply's rounds, without the columns that are empty."""
+    rows = [round_cells(found) for found in step.rounds]
+    used = [n for n, _ in enumerate(ROUND_TITLES) if any(row[n] not in _EMPTY for row in rows)]
+    if not rows:
+        return ""
+    head = "".join(f"<th>{ROUND_TITLES[n]}</th>" for n in used)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(row[n])}</td>' for n in used)}</tr>" for row in rows)
+    return (
+        f'<details><summary>{len(rows)} rounds</summary><div class="wide"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+    )
+
+
+_EMPTY = ("", "-", "0", "0.00", "no")
+
+
+def _drawn(run: Run, grid: tuple[int, int], inches: tuple[int, int], plots: Sequence[_Plot], title: str = "") -> bytes:
+    """A PNG of some plots in a grid of (rows, columns)."""
     try:
         from matplotlib.figure import Figure  # which draws without a window
     except ModuleNotFoundError:
         raise ValueError("Plots need the package matplotlib: pip install -r requirements/train.txt.") from None
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _draw_path(axes[0][0], run)
-    _draw_seconds(axes[0][1], run)
-    _draw_rounds(axes[1][0], run)
-    _draw_timeline(axes[1][1], run)
-    figure.suptitle(summary_lines(run)[0])
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.subplots(*grid, squeeze=False)
+    for axis, plot in zip(axes.flat, plots, strict=True):
+        plot(axis, run)
+    figure.suptitle(title)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=110)
     return out.getvalue()
-
-
-def page(run: Run) -> str:
-    """A self-contained HTML page: plots, every reply with its picture, every round. Raises ValueError like `draw`."""
-    pictures = pictures_of(run.bag, {step.stamp for step in run.steps[:_SHOWN]})
-    replies = []
-    for step in run.steps:
-        found = pictures.get(step.stamp) or (picture_sent(step) if step.number <= _SHOWN else None)
-        shown = "" if found is None else _image(found[0], f"picture of step {step.number}")
-        accepted = " ".join(map(str, step.stats["accepted"]))
-        text = html.escape(f"{step.number}. {step.text} ({step.stats['tokens']} tokens; accepted by round: {accepted})")
-        replies.append(f"<p>{shown}{text}</p>")
-    title = html.escape(f"Run of {run.bag.path.name}")
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-        f"<h1>{title}</h1>{_text(summary_lines(run))}{_image(draw(run), 'plots of the run')}"
-        f"<h2>Replies</h2>{_text(step_lines(run))}{''.join(replies)}<h2>Rounds</h2>{_text(round_lines(run))}</html>\n"
-    )
 
 
 def _image(picture: bytes, alt: str) -> str:
@@ -64,21 +142,39 @@ def _image(picture: bytes, alt: str) -> str:
     return f'<img alt="{alt}" src="data:image/{form};base64,{base64.b64encode(picture).decode()}">'
 
 
-def _text(lines: Sequence[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
-
-
 def _draw_path(axis: Any, run: Run) -> None:
     axis.set(title="path walked", xlabel="x, m", ylabel="y, m")
     axis.set_aspect("equal", adjustable="datalim")
+    _draw_world(axis, run)
     if not run.path:
         axis.text(0.5, 0.5, "no odometry", ha="center", transform=axis.transAxes)
         return
-    axis.plot([p[1] for p in run.path], [p[2] for p in run.path], color="#888888")
+    axis.plot([p[1] for p in run.path], [p[2] for p in run.path], color="#b42318")
     for step in run.steps:
         place = min(run.path, key=lambda p: abs(p[0] - step.at))
         axis.plot(place[1], place[2], "o", color=_COLOURS["draft"])
         axis.annotate(str(step.number), place[1:3], textcoords="offset points", xytext=(4, 4))
+
+
+def _draw_world(axis: Any, run: Run) -> None:
+    """The room, its things by name, and the goal, where the bag has them."""
+    from matplotlib.patches import Circle, Rectangle
+
+    for thing in world_event(run.markers):
+        (x, y, _), (wide, deep, _) = thing["at"], thing["size"]
+        goal, colour = thing["kind"] == "goal", [part / 255 for part in thing["rgb"]]
+        if thing["box"]:
+            axis.add_patch(Rectangle((x - wide / 2, y - deep / 2), wide, deep, color=colour))
+        else:
+            axis.add_patch(Circle((x, y), wide / 2, color="#2ea043" if goal else colour, alpha=0.35 if goal else 1.0))
+        if thing["label"]:
+            text = f"goal: {thing['label']}" if goal else thing["label"]
+            weight = "bold" if goal else "normal"
+            axis.annotate(
+                text, (x, y - wide / 2), textcoords="offset points", xytext=(0, -2), ha="center", va="top",
+                fontsize=7, weight=weight, color="#116329" if goal else "#4f5963",
+            )  # fmt: skip
+    axis.autoscale_view()
 
 
 def _draw_seconds(axis: Any, run: Run) -> None:
@@ -107,8 +203,21 @@ def _draw_timeline(axis: Any, run: Run) -> None:
     for step in run.steps:
         seconds = float(step.stats["seconds"])
         axis.barh(1, seconds, left=(step.at - run.began) * 1e-9 - seconds, height=0.5, color=_COLOURS["draft"])
+    free = 0.0  # up to where there is no label yet
     for stop in run.stops:
         left = (stop.began - run.began) * 1e-9
         width = max((stop.ended - stop.began) * 1e-9, 0.05)
         axis.barh(0, width, left=left, height=0.5, color=_COLOURS["verify"])
-        axis.text(left, 0.3, ", ".join(stop.causes), fontsize=7)
+        if left >= free:
+            axis.text(left, 0.3, ", ".join(stop.causes), fontsize=7)
+            free = left + 0.012 * len(", ".join(stop.causes)) * max(run.seconds, 0.1)
+
+
+_Plot = Callable[[Any, Run], None]
+_NAMED_PLOTS: dict[str, _Plot] = {
+    "path walked, with the room and the goal": _draw_path,
+    "seconds of every reply": _draw_seconds,
+    "tokens gained a round": _draw_rounds,
+    "replies, and when the robot was held": _draw_timeline,
+}
+_PLOTS = list(_NAMED_PLOTS.values())

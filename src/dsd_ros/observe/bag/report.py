@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -111,15 +111,40 @@ def step_lines(run: Run) -> list[str]:
 
 def round_lines(run: Run) -> list[str]:
     """One line per round; durations in ms."""
-    lines = ["step round drafted accepted    draft     wait   verify     sync        up      down  exits from    ready"]
+    lines = [f"step {' '.join(f'{title:>{width}}' for title, width in zip(ROUND_TITLES, _WIDTHS, strict=True))}"]
     for row in rounds_of(run):
-        ms = [f"{1e3 * row[name]:8.2f}" for name in ("draft_seconds", "wait_seconds", "verify_seconds", "sync_seconds")]
-        lines.append(
-            f"{row['step']:4} {row['round']:5} {row['drafted']:7} {row['accepted']:8} {' '.join(ms)} "
-            f"{row['bytes_up']:9} {row['bytes_down']:9} {row['exits']:6} {row['source'] or '-':<7} "
-            f"{'yes' if row['ready'] else 'no'}"
-        )
+        cells = zip(round_cells(row), _WIDTHS, strict=True)
+        lines.append(f"{row['step']:4} {' '.join(f'{cell:>{width}}' for cell, width in cells)}")
     return lines
+
+
+ROUND_TITLES = (
+    "round",
+    "drafted",
+    "accepted",
+    "draft",
+    "wait",
+    "verify",
+    "sync",
+    "up",
+    "down",
+    "exits",
+    "from",
+    "ready",
+)
+_WIDTHS = (5, 7, 8, 8, 8, 8, 8, 9, 9, 6, 7, 5)
+
+
+def round_cells(found: Mapping[str, Any]) -> list[str]:
+    """A round as text, in the order of ROUND_TITLES; durations in ms."""
+    times = [f"{1e3 * found.get(f'{name}_seconds', 0.0):.2f}" for name in ("draft", "wait", "verify", "sync")]
+    counts = {
+        name: str(found.get(name, 0)) for name in ("round", "drafted", "accepted", "bytes_up", "bytes_down", "exits")
+    }
+    return [
+        counts["round"], counts["drafted"], counts["accepted"], *times, counts["bytes_up"], counts["bytes_down"],
+        counts["exits"], found.get("source") or "-", "yes" if found.get("ready") else "no",
+    ]  # fmt: skip
 
 
 def rounds_of(run: Run) -> list[dict[str, Any]]:

@@ -76,6 +76,7 @@ class Run:
     verifiers: list[Any]  # SessionReply
     actions: list[Any]  # NavAction
     path: list[tuple[int, float, float, float]]  # when, x, y (m), yaw (rad)
+    markers: list[Any] = field(default_factory=list)  # of a simulated world: walls, furniture, things, the goal
     ends: list[tuple[int, str]] = field(default_factory=list)  # when each goal ended, and its outcome
     began: int = 0
     ended: int = 0
@@ -191,6 +192,7 @@ class _Reading:
             "dsd/decode_stats": lambda m, r: self._stats.append((m, r.at)),
             "dsd/safety_state": self._safety,
             "odom": self._odometry,
+            "ground_truth/markers": self._world,
             "diagnostics": self._health,
             "/diagnostics": self._health,
         }
@@ -236,6 +238,9 @@ class _Reading:
             if ended and status.message != self._end:
                 self._run.ends.append((record.at, status.message))
             self._end = status.message if ended else ""
+
+    def _world(self, message: Any, record: Record) -> None:
+        self._run.markers = list(message.markers)
 
     def _odometry(self, message: Any, record: Record) -> None:
         if 0 <= record.at - self._last_pose < _PATH_S * 1e9:  # negative: the recorder's clock was set back

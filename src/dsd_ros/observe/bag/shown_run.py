@@ -32,7 +32,7 @@ from dsd_ros.pictures import raw_rgb
 MEMORY_MB = 256
 _PICTURES = 1500  # most that are shown of a run
 _PICTURE_S = 0.2  # least time between two of them
-_CAMERA, _MARKERS, _LOG, _HEALTH = "camera/image_raw", "ground_truth/markers", "/rosout", "/diagnostics"
+_CAMERA, _LOG, _HEALTH = "camera/image_raw", "/rosout", "/diagnostics"
 _LINK_NODES = ("draft_node", "bridge_node")
 _STALE = 3  # of diagnostic_msgs/DiagnosticStatus: a node that is starting
 _Event = tuple[int, str, Any]
@@ -42,6 +42,7 @@ def feed_of(run: Run) -> PageFeed:
     """What the page shows of a run."""
     feed = PageFeed(MEMORY_MB, live=False, title=run.bag.path.name)
     feed.add("robot", robot_event(), fixed=True)
+    feed.add("world", world_event(run.markers), fixed=True)
     events = [*_replies(run), *_safety(run), *_recorded(run)]
     events += [(at, "pose", pose_event(pose)) for at, *pose in run.path]
     for at, kind, value in sorted(events, key=lambda event: event[0]):
@@ -49,7 +50,7 @@ def feed_of(run: Run) -> PageFeed:
         if kind == "picture":
             feed.picture(value, since)
         else:
-            feed.add(kind, value, since, fixed=kind == "world")
+            feed.add(kind, value, since)
     return feed
 
 
@@ -114,13 +115,13 @@ def _safety(run: Run) -> Iterator[_Event]:
 
 
 def _recorded(run: Run) -> Iterator[_Event]:
-    """The room, the log, the link's state and the pictures, in one pass over the bag."""
+    """The log, the link's state and the pictures, in one pass over the bag."""
     bag = run.bag
-    camera, markers = bag.topic(_CAMERA), bag.topic(_MARKERS)
+    camera = bag.topic(_CAMERA)
     links: dict[str, tuple[int, str]] = {}
     apart = max(_PICTURE_S, run.seconds / _PICTURES) * 1e9
     seen, link = -(2**63), None
-    for record in bag.messages([camera, f"{camera}/compressed", markers, _LOG, _HEALTH, _HEALTH[1:]]):
+    for record in bag.messages([camera, f"{camera}/compressed", _LOG, _HEALTH, _HEALTH[1:]]):
         picture = record.topic.startswith(camera)
         if picture and record.at - seen < apart:
             continue
@@ -129,8 +130,6 @@ def _recorded(run: Run) -> Iterator[_Event]:
             if picture:
                 seen = record.at
                 yield record.at, "picture", _bgr(message)
-            elif record.topic == markers:
-                yield record.at, "world", world_event(message.markers)
             elif record.topic == _LOG:
                 yield record.at, "log", log_event(message)
             else:

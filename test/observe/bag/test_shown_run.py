@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded run as people see it: in the live page (`dsd inspect BAG --view`) and as an HTML report."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Page, browser, find_browser
+
+from dsd_ros.observe.bag.plots import page as report_of
+from dsd_ros.observe.bag.reader import open_bag
+from dsd_ros.observe.bag.run import Run, read_run
+from dsd_ros.observe.bag.shown_run import feed_of
+from dsd_ros.observe.view.figures import Figures
+from dsd_ros.observe.view.web import PageFeed, WebServer
+
+BAGS = Path(__file__).parents[2] / "bags"
+needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+SIZES = [(1280, 800, False), (390, 844, True)]
+
+
+@pytest.fixture(scope="module")
+def faults() -> Run:
+    return read_run(open_bag(BAGS / "faults"))
+
+
+@pytest.fixture(scope="module")
+def shown(faults) -> PageFeed:
+    return feed_of(faults)
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Page]:
+    with browser(str(find_browser())) as page:
+        page.call("Network.enable")
+        yield page
+
+
+def events_of(feed: PageFeed) -> dict[str, list[dict[str, Any]]]:
+    stream = feed.stream("")
+    found = defaultdict(list)
+    for part in (next(stream), next(stream)):
+        for line in part.decode().splitlines():
+            if line.startswith("data: "):
+                event = json.loads(line[6:])
+                found[event["k"]].append(event)
+    return found
+
+
+def test_a_run_becomes_the_events_of_the_live_page(faults, shown):
+    events = events_of(shown)
+    assert events["hello"][0]["v"]["live"] is False and events["hello"][0]["v"]["title"] == "faults"
+    assert [e["v"]["phrase"] for e in events["step"]] == [step.executed for step in faults.steps]
+    whole = [e["v"] for e in events["reply"] if e["v"]["done"]]
+    assert [reply["text"] for reply in whole] == [step.text for step in faults.steps]
+    for reply, step in zip(whole, faults.steps, strict=True):
+        kept = "".join(text for text, kind, _ in reply["tokens"] if kind != "rejected")
+        assert kept == step.text
+    assert len(events["reply"]) == sum(len(step.rounds) for step in faults.steps)  # one a round
+    assert sum(e["v"]["on"] for e in events["hold"]) == len(faults.stops)
+    assert events["end"][0]["v"]["outcome"] == "ARRIVED" and len(events["stats"]) == len(faults.steps)
+    assert len(events["view"]) > 20 and len(events["pose"]) == len(faults.path)
+    assert {False, True} <= {e["v"]["ok"] for e in events["link"]}  # it was lost, and came back
+    assert any("linked to" in e["v"]["text"] for e in events["log"])
+    assert [thing["label"] for thing in events["world"][0]["v"] if thing["kind"] == "goal"] == ["silver bottle"]
+    every = [event["t"] for kind, found in events.items() if kind not in ("hello", "beat") for event in found]
+    assert min(every) >= 0.0 and max(every) <= faults.seconds + 0.001
+
+
+def test_figures_are_those_of_the_bag(faults, shown):
+    rows = {name: run for name, _, run in events_of(shown)["stats"][-1]["v"]["rows"]}
+    tokens, rounds = (sum(step.stats[name] for step in faults.steps) for name in ("tokens", "rounds"))
+    assert rows["tokens per round (tau)"] == f"{tokens / rounds:.2f}"
+    assert set(rows) == {name for name, _, _ in Figures().rows()}
+
+
+@needs_browser
+def test_a_browser_plays_a_recorded_run(shown, window):
+    with WebServer(shown, "127.0.0.1", 0) as server:
+        window.open(server.page(), 1280, 800)
+        window.until("document.getElementById('outcome').textContent.startsWith('ARRIVED: ')")
+        window.until("document.getElementById('age').textContent === 'ended'")
+        window.value("goTo(12)")  # the link was cut
+        window.until("document.getElementById('alarm').textContent.startsWith('Link to the verifier: ')")
+        window.value("goTo(20)")
+        window.until("document.getElementById('picture').naturalWidth === 336")
+        window.until("document.getElementById('alarm').textContent === 'You are looking at 20.0 s of 31.6 s.'")
+        asked = window.requests()
+        assert asked and all(url.startswith((server.page(), "data:")) for url in asked)
+        window.open("about:blank", 1280, 800)
+
+
+def test_inspect_serves_the_page_until_it_is_interrupted():
+    command = [sys.executable, "-u", "-m", "dsd_ros.cli", "inspect", str(BAGS / "straight"), "--view"]
+    quiet = {key: value for key, value in os.environ.items() if "DISPLAY" not in key}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "Ctrl-C" in line)
+        page = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert page is not None
+        with urllib.request.urlopen(f"{page[0]}events", timeout=20) as stream:
+            assert b"hello" in stream.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_a_report_begins_with_the_outcome_and_folds_its_rounds(faults):
+    content = report_of(faults)
+    body = content.split("</style>")[1]
+    assert body.index("find the silver bottle") < body.index("ARRIVED: ") < body.index("recorded") < body.index("<img")
+    assert body.count("<details>") == len(faults.steps)
+    tables = re.findall(r"<table>.*?</table>", body)
+    for table, step in zip(tables, faults.steps, strict=True):
+        assert table.count("<tr>") == len(step.rounds) + 1
+        columns = list(zip(*re.findall(r"<td>(.*?)</td>" * table.count("<th>"), table), strict=True))
+        assert all(any(cell not in ("0", "0.00", "-", "no", "") for cell in column) for column in columns)
+    assert "<th>sync</th>" in tables[0] and '<meta name="viewport"' in content
+
+
+def test_what_a_bag_lacks_leaves_no_empty_line_in_the_report(tmp_path):
+    run = read_run(open_bag(BAGS / "straight"))
+    for step in run.steps:
+        for found in step.rounds:
+            found |= {"sync_seconds": 0.0, "source": "", "ready": False}
+    run.ends, run.markers, run.path = [], [], []
+    body = report_of(run).split("</style>")[1]
+    assert "No outcome: " in body and "<dd></dd>" not in body and "<th>sync</th>" not in body
+    assert "<th>from</th>" not in body and "<th>ready</th>" not in body and "<th>accepted</th>" in body
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "height", "phone"), SIZES)
+def test_nothing_of_a_report_is_cut(faults, tmp_path, window, width, height, phone):
+    file = tmp_path / "report.html"
+    file.write_text(report_of(faults), encoding="utf-8")
+    window.events.clear()
+    window.open(file.as_uri(), width, height, phone)
+    window.until("document.images.length > 4 && [...document.images].every(image => image.complete)")
+    assert window.value("document.documentElement.scrollWidth") == width
+    window.value("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert window.value("document.documentElement.scrollWidth") == width
+    cut = "[...document.querySelectorAll('h1, h3, p, dt, dd, summary')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    assert window.value(f"{cut}.map(e => e.textContent)") == []
+    images = "[...document.images].map(image => image.getBoundingClientRect())"
+    assert window.value(f"{images}.every(box => box.left >= 0 && box.right <= innerWidth)")
+    assert all(url.startswith(("file:", "data:")) for url in window.requests())
+    if os.environ.get("DSD_SCREENSHOTS"):
+        data = window.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        Path(os.environ["DSD_SCREENSHOTS"], f"report-{width}.png").write_bytes(base64.b64decode(data))
+    printed = base64.b64decode(window.call("Page.printToPDF", printBackground=True)["data"])
+    assert printed.startswith(b"%PDF") and 2 <= printed.count(b"/Type /Page\n") <= 8

@@ -64,7 +64,7 @@ def test_slips_are_one_sentence(capsys, notes, tmp_path):
     (notes / "latin.txt").write_bytes(b"Gr\xfc\xdfe")
     for line, said in (
         (["add", str(tmp_path / "none.md")], "check its name"),
-        (["add", str(notes)], "is not UTF-8"),
+        (["add", str(notes / "latin.txt")], "is not UTF-8"),
         (["search", " "], "the query is empty"),
         (["list", "--store", str(tmp_path / "file")], "name another folder"),
     ):
@@ -79,3 +79,15 @@ def test_a_relative_data_home_is_ignored_as_the_specification_says(monkeypatch, 
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data_directory() == tmp_path / ".local" / "share" / "dsd_ros"
+
+
+def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_added(capsys, notes):
+    (notes / "latin.txt").write_bytes(b"Gr\xfc\xdfe")
+    code, out, _ = dsd(capsys, "documents", "add", str(notes))
+    assert code == shared.EXIT_GOAL_MISSED and f"refused   {notes / 'latin.txt'} is not UTF-8" in out
+    assert out.endswith("2 chunks in all\n")
+    (notes / "lift.txt").unlink()
+    code, out, _ = dsd(capsys, "documents", "watch", str(notes), "--once")
+    assert code == 0 and f"removed   {notes / 'lift.txt'}" in out and f"{notes / 'latin.txt'} is not UTF-8" in out
+    code, _, err = dsd(capsys, "documents", "watch", str(notes / "none"))
+    assert code == shared.EXIT_BAD_INPUT and "check its name" in err

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +37,21 @@ class StoreArguments:
 
 @arguments
 class AddArguments:
-    paths: list[Path] = word(text="file, .md or .txt, or folder of such files", metavar="PATH")
+    paths: list[Path] = word(text="file, .md, .txt, .pdf, .docx or .html, or folder of such files", metavar="PATH")
     place: str = flag("", "the place they are about (default: as they say)")
     time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
     store: Path | None = _store()
     json: Path | None = json_option("the answer")
+
+
+@arguments
+class WatchArguments:
+    folder: Path = word(text="folder of such files", metavar="DIR")
+    every: float = flag(2.0, "time between looks, s")
+    once: bool = flag(False, "look once, and end")
+    place: str = flag("", "the place they are about (default: as they say)")
+    time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
+    store: Path | None = _store()
 
 
 @arguments
@@ -59,7 +70,9 @@ class RemoveArguments:
 
 
 @contextmanager
-def _open(args: StoreArguments | AddArguments | SearchArguments | RemoveArguments) -> Iterator[tuple[Store, Progress]]:
+def _open(
+    args: StoreArguments | AddArguments | WatchArguments | SearchArguments | RemoveArguments,
+) -> Iterator[tuple[Store, Progress]]:
     from dsd_ros.cli.terminal import Progress
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
     from dsd_ros.dragon.documents.store import Store
@@ -74,12 +87,17 @@ def _open(args: StoreArguments | AddArguments | SearchArguments | RemoveArgument
 
 @command.command
 def add(args: AddArguments) -> int:
-    """Add text files, or update those that changed."""
-    from dsd_ros.dragon.documents.chunking import files_in, read_document
+    """Add files, or update those that changed; exit with 1 if one cannot be used."""
+    from dsd_ros.dragon.documents.chunking import files_in, read_documents
 
-    documents = [read_document(path, args.place, args.time) for path in files_in(args.paths)]
+    files, refused = files_in(args.paths), list[str]()
+    documents = read_documents(files, args.place, args.time, refused.append)
+    if len(files) == len(refused) == 1:
+        raise ValueError(refused[0])
     added = []
     with _open(args) as (store, progress):
+        for sentence in refused:
+            progress.say(f"refused   {shown(sentence)}")
         for done, document in enumerate(documents):
 
             def report(share: float, line: str, done: int = done) -> None:
@@ -90,8 +108,25 @@ def add(args: AddArguments) -> int:
             progress.say(f"{'added    ' if changed else 'unchanged'} {shown(document.source)}")
         chunks = len(store)
     print(f"{chunks} chunks in all")
-    write_json(args.json, {"documents": added, "chunks": chunks})
-    return EXIT_DONE
+    write_json(args.json, {"documents": added, "refused": refused, "chunks": chunks})
+    return EXIT_GOAL_MISSED if refused else EXIT_DONE
+
+
+@command.command
+def watch(args: WatchArguments) -> int:
+    """Keep the store in step with a folder: what is added, changed or deleted there. Ends with Ctrl-C."""
+    from dsd_ros.dragon.documents.watching import FolderWatch
+
+    with _open(args) as (store, progress):
+        watched = FolderWatch(store, args.folder, args.place, args.time, settled_s=0.0 if args.once else 1.0)
+        while True:
+            for change in watched.sync(progress.to):
+                about = change.reason or str(change.path)
+                if change.kind != "unchanged":
+                    progress.say(f"{change.kind:9} {shown(about)}")
+            if args.once:
+                return EXIT_DONE
+            time.sleep(args.every)
 
 
 @command.command(name="list")

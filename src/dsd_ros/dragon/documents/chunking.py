@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read text files as documents and cut them into chunks of whole sentences."""
+"""Read files as documents and cut them into chunks of whole sentences."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import hashlib
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-SUFFIXES = (".md", ".txt")
+from dsd_ros.dragon.documents.extraction import REFUSED
+
+EXTRACTED = (".pdf", ".docx", ".html", ".htm")  # by ``extraction``, in a process of its own
+SUFFIXES = (".md", ".txt", *EXTRACTED)
+MAX_FILE_BYTES = 64 << 20  # of a file whose text is extracted
 MAX_BYTES = 16 << 20  # of one document
 CHUNK_TOKENS = 128  # the length all-MiniLM-L6-v2 was trained on, half of what it reads
 OVERLAP_TOKENS = 24
@@ -26,6 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _MAX_FRONT = 16 << 10  # characters of front matter
 _MAX_ABOUT = 200  # characters of a place or time
 _NAMED = 8  # of the files that are left out
+_EXTRACTING_S = 120.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,20 +87,23 @@ def key_of(text: str) -> str:
 
 
 def files_in(paths: Iterable[Path]) -> list[Path]:
-    """The text files (.md, .txt) among ``paths`` and in the folders among them, sorted within a folder.
+    """The documents (SUFFIXES) among ``paths`` and in the folders among them, sorted within a folder.
 
     Of a folder, other files, links that lead out of it and names that are not UTF-8 are left out; a warning names
-    them. DocumentError for a missing path, another kind of file, or a folder without text files.
+    them. DocumentError for a missing path, another kind of file, or a folder without documents.
     """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = _files_below(path)
+            inside, left_out = files_below(path)
+            if left_out:
+                more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+                _log.warning("left out of %s: %s%s", ascii(str(path))[1:-1], ", ".join(left_out[:_NAMED]), more)
             if not inside:
                 raise DocumentError(f"{path} holds no {' or '.join(SUFFIXES)} file; name another")
             found += inside
         elif path.suffix.lower() not in SUFFIXES:
-            raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text")
+            raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text or PDF")
         elif not path.is_file():
             raise DocumentError(f"there is no file {path}; check its name")
         elif not _is_text(str(path.absolute())):
@@ -103,8 +113,8 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _files_below(folder: Path) -> list[Path]:
-    """The text files in a folder; a warning names what is left out."""
+def files_below(folder: Path) -> tuple[list[Path], list[str]]:
+    """The documents in a folder, sorted, and what is left out of it and why."""
     root, found, left_out = Path(os.path.realpath(folder)), list[Path](), list[str]()
     for place, folders, names in os.walk(folder):
         for name in sorted(names + [each for each in folders if Path(place, each).is_symlink()]):
@@ -113,14 +123,13 @@ def _files_below(folder: Path) -> list[Path]:
                 left_out.append(f"{path} (a link that leads out)")
             elif not _is_text(str(path.absolute())):
                 left_out.append(f"{str(path)!a} (its name is not UTF-8)")
+            elif name.startswith("~$"):
+                left_out.append(f"{path} (a word processor's lock)")
             elif path.suffix.lower() in SUFFIXES and path.is_file():
                 found.append(path)
             else:
                 left_out.append(str(path) if _is_text(str(path)) else ascii(str(path)))
-    if left_out:
-        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
-        _log.warning("left out of %s: %s%s", ascii(str(folder))[1:-1], ", ".join(sorted(left_out)[:_NAMED]), more)
-    return sorted(found)
+    return sorted(found), sorted(left_out)
 
 
 def _is_text(name: str) -> bool:
@@ -129,18 +138,24 @@ def _is_text(name: str) -> bool:
 
 
 def read_document(path: Path, place: str = "", time: str = "") -> Document:
-    """Read a UTF-8 text file; its absolute path is the document's source.
+    """Read a UTF-8 text file, or the text of a PDF, DOCX or HTML file; its absolute path is the document's source.
 
     ``place: ...`` and ``time: ...`` in YAML front matter give place and time where the arguments do not. Lines
     between two ``---`` are front matter only at the top and only if they are a YAML mapping; others are text.
     DocumentError for a file that cannot be used.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise DocumentError(f"{path} is larger than {MAX_BYTES >> 20} MiB; split it")
+    extracted = path.suffix.lower() in EXTRACTED
+    most = MAX_FILE_BYTES if extracted else MAX_BYTES
     try:
+        if path.stat().st_size > most:
+            raise DocumentError(f"{path} is larger than {most >> 20} MiB; split it")
+        if extracted:
+            return Document(str(path.absolute()), _extracted(path), place, time)
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path} is not UTF-8 (byte {error.start}); convert it, e.g. with iconv -t UTF-8") from None
+    except OSError as error:
+        raise DocumentError(f"{path} cannot be read ({error.strerror}); check its permissions") from error
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     front = _FRONT.match(text)
     if front and _is_mapping(front[1]):
@@ -155,6 +170,38 @@ def read_document(path: Path, place: str = "", time: str = "") -> Document:
             elif name.rstrip() == "time":
                 time = time or value
     return Document(str(path.absolute()), text, place, time)
+
+
+def _extracted(path: Path) -> str:
+    """The text in a file that is not plain text; DocumentError if there is none."""
+    path.open("rb").close()  # may it be read?
+    program = [sys.executable, str(Path(__file__).with_name("extraction.py")), str(path.absolute())]
+    try:
+        done = subprocess.run(program, capture_output=True, timeout=_EXTRACTING_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise DocumentError(f"{path} takes more than {_EXTRACTING_S:g} s to read; split it") from None
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        if done.returncode != REFUSED:
+            reason = "crashes or takes too long to read; save it again, or as plain text"
+        raise DocumentError(f"{path} {reason}")
+    text = _CONTROL.sub(" ", done.stdout.decode("utf-8", "replace"))
+    if not text.strip():
+        raise DocumentError(f"{path} holds no text, only pictures perhaps; save it with text")
+    return text
+
+
+def read_documents(
+    paths: Iterable[Path], place: str = "", time: str = "", refused: Callable[[str], object] = _log.warning
+) -> list[Document]:
+    """Those files that can be used, as documents; ``refused`` gets a sentence for each other one."""
+    found = []
+    for path in paths:
+        try:
+            found.append(read_document(path, place, time))
+        except DocumentError as error:
+            refused(str(error))
+    return found
 
 
 def _is_mapping(front: str) -> bool:

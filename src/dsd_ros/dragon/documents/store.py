@@ -35,7 +35,7 @@ from dsd_ros.dragon.documents.chunking import (
     chunks,
     files_in,
     key_of,
-    read_document,
+    read_documents,
 )
 from dsd_ros.dragon.documents.index import FORMAT, TEMPERATURE, Hit, Index, IndexDamaged, Listed
 from dsd_ros.dragon.documents.retrieval import Retrieved
@@ -316,11 +316,16 @@ class Store:
 
 
 class TemporaryStore(Store):
-    """A store of text files, deleted when it is closed; empty without files."""
+    """A store of files, deleted when it is closed; empty without files."""
 
     def __init__(self, encoder: Encoder, files: Iterable[Path] = ()) -> None:
-        """DocumentError for a file that cannot be used."""
-        documents = [read_document(path) for path in files]
+        """A warning names each file that cannot be used; DocumentError if none can."""
+        refused: list[str] = []
+        documents = read_documents(files, refused=refused.append)
+        if refused and not documents:
+            raise DocumentError(refused[0])
+        for sentence in refused:
+            _log.warning("%s", sentence)
         self._folder = tempfile.TemporaryDirectory(prefix="dsd-documents-")
         try:
             super().__init__(Path(self._folder.name), encoder)
@@ -337,7 +342,7 @@ class TemporaryStore(Store):
 def open_documents(folder: Path | None, encoder: Encoder | None = None) -> Store:
     """A folder of text files, or one made by `dsd documents`; None: no documents. The caller closes the store.
 
-    Text files are indexed in a temporary store. DocumentError, StoreError or EmbeddingError for what cannot be used.
+    Files are indexed in a temporary store. DocumentError, StoreError or EmbeddingError for what cannot be used.
     """
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dsd_ros.paths import user_path
-from dsd_ros.startup import quick_import
+from dsd_ros.startup import import_transformers
 from dsd_ros.vlm.adapters import ADAPTER_FILE, merge_adapter, packaged_gguf, read_adapter
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
@@ -57,7 +57,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     """Load a model and, unless ``exits`` is false, its early exits; ModelError, one sentence, if anything is wrong."""
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
-    quick_import("transformers.modeling_utils")
+    import_transformers()
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
         model = _load_gguf(path, settings, exits)

@@ -11,9 +11,10 @@ from pathlib import Path
 from launch.actions import DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription
 from launch.conditions import IfCondition
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-from launch.substitutions import EqualsSubstitution, IfElseSubstitution, LaunchConfiguration
+from launch.substitutions import LaunchConfiguration
 
 from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.humble import EqualsSubstitution, IfElseSubstitution
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.sim.driver import STANDING_HEIGHT
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD

@@ -11,17 +11,11 @@ from typing import Any
 
 from launch.actions import DeclareLaunchArgument
 from launch.conditions import IfCondition
-from launch.substitutions import (
-    AndSubstitution,
-    EqualsSubstitution,
-    LaunchConfiguration,
-    NotEqualsSubstitution,
-    NotSubstitution,
-    OrSubstitution,
-)  # fmt: skip
+from launch.substitutions import AndSubstitution, LaunchConfiguration, NotSubstitution, OrSubstitution
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
+from dsd_ros.humble import EqualsSubstitution, NotEqualsSubstitution
 from dsd_ros.paths import config_directory
 from dsd_ros.ros import launching
 from dsd_ros.ros.bringup import REMAPPINGS

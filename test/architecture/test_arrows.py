@@ -28,6 +28,7 @@ TOP = {
     "environment",
     "startup",
     "python310",
+    "humble",
 }
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {

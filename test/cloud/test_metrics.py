@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from table_model import TableModel
 from tiny_models import make_tiny_model
 from websockets.exceptions import InvalidStatus
+from websockets.http11 import Request as HttpRequest
 from websockets.sync.client import connect
 
 import dsd_ros.cloud.metrics_server as server_module
@@ -324,13 +325,14 @@ def server():
 
 
 def test_it_answers_what_is_asked_and_nothing_else(server):
-    assert ask(server.url, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
     assert ask(server.url, b"GET /metrics?x=1 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
     assert ask(server.url, b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-    head = ask(server.url, b"HEAD /metrics HTTP/1.1\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
     assert ask(server.url, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
-    assert ask(server.url, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    if hasattr(HttpRequest, "method"):  # not with Python 3.10, whose last websockets cuts off what is no GET of 1.1
+        assert ask(server.url, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+        head = ask(server.url, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
+        assert ask(server.url, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
     for nonsense in (b"\xff\xfe\r\n\r\n", b"\r\n\r\n", b"GET\r\n\r\n"):
         assert ask(server.url, nonsense) == b""
     assert ask(server.url, b"x" * 100_000 + b"\r\n\r\n")[:12] in (b"", b"HTTP/1.1 414")

@@ -8,6 +8,7 @@ settings dataclass may be a field itself: its own fields are then flags of the c
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from dsd_ros.paths import models_directory, user_path
 from dsd_ros.python310 import dataclass_transform
 
 T = TypeVar("T")
+_UNDERSTOOD = inspect.signature(Parameter).parameters  # cyclopts 4, the last for Python 3.10, has no metavar
 STDOUT = Path("-")
 
 
@@ -118,7 +120,7 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
     """What cyclopts needs to know about a field besides its type, default and help."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     known = item.metadata
-    given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show")}
+    given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show") if name in _UNDERSTOOD}
     words: Mapping[str, Any] = known.get("words", {})
     convert = known.get("convert")
     if words:

@@ -153,10 +153,17 @@ class ServerThread(ABC):
 class _Scrape(ServerConnection):
     """A connection that ends at once when there are too many others."""
 
+    others: set[ServerConnection]  # those open, with this one: versions of websockets keep different lists of them
+
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self.server.handler_tasks) > MAX_SCRAPES:
+        self.others.add(self)
+        if len(self.others) > MAX_SCRAPES:
             self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.others.discard(self)
+        super().connection_lost(exc)
 
 
 class MetricsServer(ServerThread):
@@ -177,6 +184,13 @@ class MetricsServer(ServerThread):
         """Port 0 takes any free port. ``unready``: why the service takes no new client now; empty: it does."""
         super().__init__(settings.metrics_host, settings.metrics_port)
         self._registry, self._unready = registry, unready
+        self._scrapes: set[ServerConnection] = set()
+
+    def connect(self, *args: Any, **kwargs: Any) -> ServerConnection:
+        link = super().connect(*args, **kwargs)
+        assert isinstance(link, _Scrape)
+        link.others = self._scrapes
+        return link
 
     def start(self) -> str:
         url = super().start()
@@ -208,7 +222,8 @@ async def _no_websocket(connection: ServerConnection) -> None:
 def respond(connection: ServerConnection, request: Request, registry: CollectorRegistry, unready: str = "") -> Response:
     """The answer to a plain HTTP request; ``unready``: what /readyz says instead of ok."""
     path = request.path.partition("?")[0]
-    if request.method not in ("GET", "HEAD"):
+    method = getattr(request, "method", "GET")  # websockets 16, the last for Python 3.10, reads GET alone
+    if method not in ("GET", "HEAD"):
         return connection.respond(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is answered here.\n")
     if path == "/healthz":
         response = connection.respond(http.HTTPStatus.OK, "ok\n")
@@ -224,6 +239,6 @@ def respond(connection: ServerConnection, request: Request, registry: CollectorR
         status = http.HTTPStatus.OK if path == "/" else http.HTTPStatus.NOT_FOUND
         response = connection.respond(status, "The metrics are at /metrics.\n")
     response.headers["Cache-Control"] = "no-store"
-    if request.method == "HEAD":
+    if method == "HEAD":
         response.body = b""
     return response

@@ -147,7 +147,9 @@ def frame_arguments() -> list[Any]:
 
 def driver_frames() -> dict[str, Any]:
     """What these arguments set of go2_node, as in :func:`node`."""
-    from launch.substitutions import IfElseSubstitution, LaunchConfiguration
+    from launch.substitutions import LaunchConfiguration
+
+    from dsd_ros.humble import IfElseSubstitution
 
     own = {name: name for name in ("frame_prefix", "description", "camera_origin")}
     return own | {"publish_description": IfElseSubstitution(LaunchConfiguration("use_robot_state_pub"), "false", "")}
@@ -244,7 +246,9 @@ def common_arguments() -> list[Any]:
     """The arguments that every system has, with Nav2's names and meanings, and what they do to all processes."""
     from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
     from launch.conditions import IfCondition
-    from launch.substitutions import LaunchConfiguration, NotEqualsSubstitution
+    from launch.substitutions import LaunchConfiguration
+
+    from dsd_ros.humble import NotEqualsSubstitution
 
     domain = LaunchConfiguration("domain")
     return [
@@ -365,8 +369,10 @@ def stack_argument() -> list[Any]:
     """The argument ``stack``, and the remappings that it asks for of every node that follows."""
     from launch.actions import DeclareLaunchArgument
     from launch.conditions import IfCondition
-    from launch.substitutions import EqualsSubstitution, LaunchConfiguration
+    from launch.substitutions import LaunchConfiguration
     from launch_ros.actions import SetRemap
+
+    from dsd_ros.humble import EqualsSubstitution
 
     said = "the stack that runs on the robot: its topics, and what the supervisor can require of it"
     return [

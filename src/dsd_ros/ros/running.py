@@ -20,10 +20,9 @@ from typing import Any
 
 import rclpy
 from rclpy.callback_groups import CallbackGroup
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
+from rclpy.clock import Clock, ClockType
 from rclpy.context import Context
-from rclpy.exceptions import InvalidParameterTypeException, ParameterException
+from rclpy.exceptions import InvalidHandle, InvalidParameterTypeException, ParameterException
 from rclpy.executors import (
     Executor,
     ExternalShutdownException,
@@ -145,6 +144,8 @@ def run_node(
     while not stop.is_set() and node.failure is None:
         try:
             executor.spin_once(timeout_sec=wake_s)
+        except InvalidHandle:  # Humble's, for what a callback destroyed just before its turn
+            continue
         except RCLError as error:  # e.g. a lifecycle transition that the node's state does not allow
             node.get_logger().error(f"refused by ROS: {error}", throttle_duration_sec=1.0)
     code = _reported(node)
@@ -174,7 +175,7 @@ def _executor(threads: int, events: bool) -> Executor:
     if events:
         try:
             from rclpy.experimental import EventsExecutor
-        except ImportError:  # before Jazzy
+        except ImportError:  # Humble
             return SingleThreadedExecutor()
         return EventsExecutor()
     return SingleThreadedExecutor() if threads == 1 else ThreadedExecutor(threads)

@@ -96,6 +96,8 @@ class TokenTree:
 
     def cut(self, depth: int) -> TokenTree:
         """The nodes at most ``depth`` deep, with the same indices; its rows of q are the first ones."""
+        if self.depth <= depth:
+            return self
         kept = sum(found <= depth for found in self.depths)
         return TokenTree(self.tokens[:kept], self.parents[:kept])
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import Generic, TypeVar
 
@@ -59,7 +59,7 @@ def _link(path: Path) -> Path:
     return path[:-1] or path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting(Generic[T]):
     turn: T
     key: Hashable
@@ -367,10 +367,7 @@ class TurnQueue(Generic[T]):
         self._preparing.discard(_link(path))
         for account in self._chains.get(path, ())[1:]:
             account.used += seconds
-        lane: deque[_Waiting[T]] = self._ordinary.get(path, deque())
-        for place, other in enumerate(lane):
-            if other is waiting:
-                lane[place] = replace(waiting, raw=False)
+        waiting.raw = False
         self._changed.notify()
         self._raw.notify()
 

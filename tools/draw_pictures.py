@@ -3,11 +3,13 @@
 
     python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
     python tools/draw_pictures.py rounds docs/images/rounds.png
+    python tools/draw_pictures.py overlay docs/images/overlay.png
     python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png     (needs Chromium)
 
 "run": what the robot saw at some of its steps, and its path over the map. "rounds": the rounds of a reply as lanes over
-time, one mode below the other at one scale, of one held-out picture and the shipped pair. "page": the
-live page at the end of a recorded run.
+time, one mode below the other at one scale, of one held-out picture and the shipped pair. "overlay": the shipped pair's
+reply about the first picture of the demo, with the link and without it. "page": the live page at the end of a recorded
+run. Each PNG names the models of its run by their fingerprints.
 """
 
 from __future__ import annotations
@@ -18,29 +20,39 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from tokenizers import Tokenizer
 
 from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.sweeps import Variant, parse_modes
+from dsd_lab.figures.runs import shipped
+from dsd_ros.cloud.engine import in_process_channel
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.edge.session import EdgeSession
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.observe.bag.shown_run import feed_of
-from dsd_ros.observe.view.overlay import draw_legend, draw_tokens
-from dsd_ros.observe.view.state import Round, ShownReply
+from dsd_ros.observe.view.overlay import OverlayPainter, draw_legend, draw_tokens
+from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 from dsd_ros.observe.view.timeline import draw_timeline, spans_of
 from dsd_ros.observe.view.typeset import INK, PAPER, blank, line_height, write
 from dsd_ros.observe.view.web import WebServer
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED
+from dsd_ros.vlm.loading import load_model
+from dsd_ros.vlm.settings import ModelSettings
 
+STAMP = "models"  # key of a PNG's text with the fingerprints of the models that its run had
 VIEWS = 3
 _VIEW_WIDTH = 400  # pixels
 _CAPTION = 104  # height of the text below a view
@@ -159,26 +171,65 @@ def draw_page(bag: Path, picture: Path) -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.exit("There is no Chromium: apt-get install chromium.")
-    with WebServer(feed_of(read_run(open_bag(bag))), "127.0.0.1", 0) as server:
+    run = read_run(open_bag(bag))
+    with WebServer(feed_of(run), "127.0.0.1", 0) as server:
         options = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1000", "--timeout=5000"]
         subprocess.run(
             [browser, *options, f"--screenshot={picture}", server.page()], check=True, stderr=subprocess.DEVNULL
         )
-    Image.open(picture).convert("RGB").quantize(255, dither=Image.Dither.NONE).save(picture, optimize=True)
+    drawn = Image.open(picture).convert("RGB").quantize(255, dither=Image.Dither.NONE)
+    save(drawn, picture, {"target": run.verifiers[-1].target_fingerprint})
+
+
+def draw_overlay() -> Image.Image:
+    """The robot's view at the demo's start with the shipped pair's reply: as it comes, and after the link was lost."""
+    simulator = Simulator(World.from_seed(DEMO_SEED, DEMO_INSTRUCTION))
+    try:
+        view = simulator.render()
+    finally:
+        simulator.close()
+    models = models_directory()
+    draft = load_model(ModelSettings(str(models / "draft")))
+    with (
+        in_process_channel(str(models / "target")) as channel,
+        EdgeSession(channel, draft, DecodeSettings(mode="fsd")) as session,
+    ):
+        session.decode(view, DEMO_INSTRUCTION)  # the first reply also warms up
+        decoded = session.decode(view, DEMO_INSTRUCTION)
+        reply = reply_of(decoded, lambda token: session.text([token]))
+    shown = Overlay(
+        replace(reply, instruction=DEMO_INSTRUCTION), link="session open, mode fsd", link_ok=True, mode="fsd",
+        tau=decoded.tau, seconds=decoded.seconds, age=decoded.seconds,
+    )  # fmt: skip
+    lost = replace(
+        shown, causes=("The link to the verifier is lost",), stopped=True, link="the link broke", link_ok=False
+    )
+    left, right = (OverlayPainter().frame(view, one) for one in (shown, lost))
+    gap = np.full((left.shape[0], 12, 3), 255, np.uint8)
+    return Image.fromarray(np.concatenate([left, gap, right], axis=1))
+
+
+def save(drawn: Image.Image, picture: str | Path, models: dict[str, str] | None = None) -> None:
+    """Write a PNG that holds the fingerprints of its run's models, by default those that ship."""
+    text = PngInfo()
+    text.add_text(STAMP, json.dumps(models or shipped()))
+    drawn.save(picture, optimize=True, pnginfo=text)
 
 
 def main() -> None:
     """Command line: which picture, and its files."""
     match sys.argv[1:]:
         case ["run", report, picture]:
-            draw_run(json.loads(Path(report).read_text())).save(picture, optimize=True)
+            save(draw_run(json.loads(Path(report).read_text())), picture)
         case ["rounds", picture]:
             drawn = Image.fromarray(draw_rounds(measure_rounds()))
-            drawn.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)
+            save(drawn.quantize(64, dither=Image.Dither.NONE), picture)
+        case ["overlay", picture]:
+            save(draw_overlay(), picture)
         case ["page", bag, picture]:
             draw_page(Path(bag), Path(picture))
         case _:
-            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds | page BAG) picture.png")
+            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds | overlay | page BAG) picture.png")
 
 
 if __name__ == "__main__":

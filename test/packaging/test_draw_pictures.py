@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from dsd_lab.figures.runs import shipped
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.observe.view.timeline import HIT, VERIFY, spans_of
 from dsd_ros.observe.view.typeset import AHEAD, OWN
 from dsd_ros.robot.sim.world import World
 
-_FILE = Path(__file__).resolve().parents[2] / "tools" / "draw_pictures.py"
+ROOT = Path(__file__).resolve().parents[2]
+_FILE = ROOT / "tools" / "draw_pictures.py"
 _SPEC = importlib.util.spec_from_file_location("draw_pictures", _FILE)
 assert _SPEC is not None and _SPEC.loader is not None
 tool = importlib.util.module_from_spec(_SPEC)
@@ -83,3 +88,20 @@ def test_a_run_is_drawn_with_its_views_and_its_path():
 def test_a_run_without_steps_cannot_be_drawn():
     with pytest.raises(ValueError, match="no steps"):
         draw_run({"seed": 0, "instruction": "find the silver bottle", "steps": [], "path": []})
+
+
+def test_the_pictures_of_the_readme_are_of_the_models_that_ship():
+    named = re.findall(r"!\[[^]]+\]\((docs/images/[\w.-]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(named) >= 3
+    made = {name: json.loads(getattr(Image.open(ROOT / name), "text", {}).get(tool.STAMP, "{}")) for name in named}
+    other = [name for name, models in made.items() if not models or not models.items() <= shipped().items()]
+    assert not other, f"draw them again: python tools/draw_pictures.py ({', '.join(other)})"
+
+
+def test_a_picture_names_the_models_of_its_run(tmp_path):
+    drawn = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    tool.save(drawn, tmp_path / "one.png")
+    again = Image.open(tmp_path / "one.png")
+    assert json.loads(again.text[tool.STAMP]) == shipped() and np.array_equal(np.asarray(again), np.asarray(drawn))
+    tool.save(drawn, tmp_path / "two.png", {"target": "other"})
+    assert json.loads(Image.open(tmp_path / "two.png").text[tool.STAMP]) == {"target": "other"}

@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: help setup demo smoke test test-all vllm-venv test-engine figures lint format lock sbom train clean distclean
+.PHONY: help setup demo smoke test test-all vllm-venv test-engine figures lint format lock sbom train package clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -57,11 +57,14 @@ lock: setup ## rewrite requirements/lock.txt after a change in requirements/; AR
 sbom: ## write sbom.cdx.json, a CycloneDX bill of the locked packages and the shipped models
 	@python3 tools/sbom.py sbom.cdx.json
 
+package: setup ## build wheel and source distribution in dist/, reproducibly, and decode a reply in an empty environment
+	@$(BIN)/python tools/package.py $(ARGS)
+
 train: setup ## retrain the shipped pair (hours); ARGS are those of dsd-lab train
 	@$(IN) $(BIN)/dsd-lab train $(ARGS)
 
 clean: ## remove caches and build products, keep .venv
-	rm -rf build install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src test tools launch -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv, .venv-vllm and .venv-ray too

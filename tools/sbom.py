@@ -49,7 +49,9 @@ def bill():
     """The whole document."""
     version = re.search(r"<version>([^<]+)", (ROOT / "package.xml").read_text())[1]
     locks = (path.read_text() for path in sorted((ROOT / "requirements").glob("lock*.txt")))
-    libraries = [library(*package) for lock in locks for package in packages(lock)]
+    libraries = {
+        (name, version): library(name, version, hashes) for lock in locks for name, version, hashes in packages(lock)
+    }
     models = [model(path) for path in sorted((ROOT / "models").rglob("*.safetensors"))]
     product = {
         "type": "application", "bom-ref": "dsd_ros", "name": "dsd_ros", "version": version,
@@ -57,7 +59,7 @@ def bill():
     }  # fmt: skip
     return {
         "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": product},
-        "components": libraries + models,
+        "components": [*libraries.values(), *models],
     }  # fmt: skip
 
 

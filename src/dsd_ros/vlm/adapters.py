@@ -50,6 +50,7 @@ def save_adapter(directory: Path, adapter: Adapter) -> None:
     about = {"base": adapter.base, "base_fingerprint": adapter.base_fingerprint, "scale": adapter.scale}
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / ADAPTER_FILE, metadata={"adapter": json.dumps(about)})  # one key: equal files
+    (directory / ADAPTER_FILE).chmod(0o644)  # safetensors lets only its owner read it
 
 
 def read_adapter(directory: Path) -> Adapter:

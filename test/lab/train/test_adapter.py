@@ -152,6 +152,7 @@ def test_a_killed_training_ends_the_same_and_its_reader_is_loaded(tmp_path: Path
     assert checked and '"right": 0.5' in (tmp_path / "whole" / "cache" / "smoke" / "progress.jsonl").read_text()
     weights = [(folder / "adapter.safetensors").read_bytes() for folder in (first, second)]
     assert weights[0] == weights[1]
+    assert (second / "adapter.safetensors").stat().st_mode & 0o777 == 0o644
     reader, plain = load_model(ModelSettings(str(second))), load_model(ModelSettings(str(base)))
     assert reader.not_told in reader.eos_token_ids and plain.not_told is None
     assert reader.fingerprint != plain.fingerprint and reader.tokenizer_fingerprint == plain.tokenizer_fingerprint

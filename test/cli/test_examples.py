@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples without ROS, run as a user runs them. examples/navigate.py: test/nodes/test_navigate_example.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / name), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+
+def test_a_picture_is_decoded_through_a_verifier(tmp_path):
+    with Simulator(World.from_seed(0)) as simulator:
+        Image.fromarray(simulator.render()).save(tmp_path / "view.png")
+    target = load_model(ModelSettings(str(ROOT / "models" / "target"), threads=1))
+    with VerifierEngine(target) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
+        found = run("decode_picture.py", server.url, str(tmp_path / "view.png"), "find the black can")
+    assert found.returncode == 0, found.stderr
+    reply, figures, action = found.stdout.strip().splitlines()
+    assert "Action: " in reply and " tokens in " in figures and action.startswith("the robot would do: ")
+    nobody = run("decode_picture.py", server.url, str(tmp_path / "view.png"), "find the black can")
+    assert nobody.returncode == 3 and nobody.stderr and "Traceback" not in nobody.stderr
+
+
+def test_many_robots_share_a_verifier():
+    found = run("many_robots.py", "3")
+    assert found.returncode == 0, found.stderr
+    *robots, total = found.stdout.strip().splitlines()
+    assert [line.split(",")[0] for line in robots] == ["robot 0", "robot 1", "robot 2"]
+    assert all("Action: " in line for line in robots) and total.startswith("3 replies in ")
+
+
+@pytest.mark.parametrize(("name", "words"), [("decode_picture.py", ["ws://x"]), ("many_robots.py", ["17"])])
+def test_wrong_words_give_the_usage(name, words):
+    found = run(name, *words)
+    assert found.returncode == 2 and found.stderr.startswith(f"usage: {name}")

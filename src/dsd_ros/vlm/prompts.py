@@ -31,7 +31,7 @@ from dsd_ros.vlm.errors import ModelError, PromptError
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
 MAX_ACTION_CHARS = 256
-TEMPLATE_S = 5.0  # for a chat template to render when its model is loaded
+TEMPLATE_S = 5.0  # of processor time, for a chat template to render when its model is loaded
 _TEMPLATE_KIB = 512 << 10  # and the memory it may take
 _MAX_TEMPLATE = 256 << 10  # characters
 _LONG_NUMBER = re.compile(r"\d{7}")
@@ -250,11 +250,11 @@ def _check_template(template: str) -> None:
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
     """ModelError for a chat template that renders for TEMPLATE_S or takes over _TEMPLATE_KIB."""
-    before, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + TEMPLATE_S
+    before, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time() + TEMPLATE_S
 
     def watch(frame: FrameType, _event: str, _argument: Any) -> Any:
         large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > _TEMPLATE_KIB
-        if frame.f_code.co_filename.endswith("<template>") and (large or time.monotonic() > until):
+        if frame.f_code.co_filename.endswith("<template>") and (large or time.thread_time() > until):
             raise ModelError("the model's chat template does not end; use the one of the original model")
         return watch
 

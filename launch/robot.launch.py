@@ -40,6 +40,7 @@ def arguments() -> list[Any]:
         DeclareLaunchArgument("speed", **setting("navigation_node", "motion.speed")),
         DeclareLaunchArgument("executor", **setting("navigation_node", "executor")),
         DeclareLaunchArgument("fallback", **setting("navigation_node", "run.fallback")),
+        DeclareLaunchArgument("grammar", **setting("navigation_node", "grammar")),
         DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check")),
         DeclareLaunchArgument("history", **setting("draft_node", "history_frames")),
         DeclareLaunchArgument("memory", **setting("navigation_node", "memory.when")),
@@ -74,7 +75,7 @@ def generate_launch_description() -> LaunchDescription:
     view = LaunchConfiguration("view")
     visual = OrSubstitution(LaunchConfiguration("visual"), LaunchConfiguration("rviz"))
     run = {"run.fallback": "fallback", "run.arrival_check": "arrival_check"}
-    navigation = {"motion.speed": "speed", "executor": "executor", "memory.when": "memory", **run}
+    navigation = {"motion.speed": "speed", "executor": "executor", "grammar": "grammar", "memory.when": "memory", **run}
     proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
     draft = {
         **proof,
@@ -93,7 +94,7 @@ def generate_launch_description() -> LaunchDescription:
     nodes = [
         node("go2_node", launching.driver_frames(), condition=IfCondition(driven), **required()),
         launching.state_publisher(driven, **restarted()),
-        node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback"}, **required()),
+        node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback", "grammar": "grammar"}, **required()),
         node("navigation_node", navigation, **restarted()),
         node("draft_node", draft, **restarted()),
         node("memory_node", memory, condition=IfCondition(asked), **restarted()),

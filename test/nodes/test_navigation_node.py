@@ -98,6 +98,18 @@ def test_speed_changes_in_mid_run(rig):
     assert result.outcome == RunOutcome.STEP_BUDGET and result.steps == 1
 
 
+def test_another_models_grammar_drives_the_robot(rig):
+    nav = NavigationRig(rig, grammar="navila")
+    said = "I see it. The next action is move forward 25 cm."
+    status, result = nav.run(said, "The next action is turn left 15 degree.", "The next action is stop.")
+    assert (status, result.outcome, result.steps) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED, 3)
+    assert nav.requests[-1].history_actions == ["move forward 25 cm", "turn left 15 degrees"]
+    assert sum(action.distance for action in nav.actions) == 0.25
+    assert nav.run("I see it. Action: forward 25 cm")[1].outcome == RunOutcome.UNPARSABLE_REPLY
+    rig.start("supervisor_node", grammar="dds")
+    rig.until(lambda: any("There is no grammar 'dds': name dsd, navila, or a file." in line for line in rig.lines))
+
+
 def test_bad_ends_are_named_and_the_next_run_works(rig):
     nav = NavigationRig(rig, run__decode_timeout_s=2.0, run__odometry_timeout_s=1.0)
     start = nav.odometry.pose

@@ -124,7 +124,7 @@ def png(seed: int, height: int = 28, width: int = 42) -> tuple[np.ndarray, bytes
 REPLY = "A bottle ahead. Action: forward 25 cm"
 
 
-def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap"):
+def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap", reply_text=REPLY, grammar=""):
     """A run of two steps, in a namespace; the second step's picture is missing."""
     maker = Maker()
     writer = BagWriter(folder, definition, storage)
@@ -139,6 +139,8 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
         writer.write(f"/go2_1/{topic}", type_name, (), now, maker.cdr(type_name, message))
 
     put("odom", "nav_msgs/msg/Odometry")
+    if grammar:
+        put("dsd/grammar", "std_msgs/msg/String", data=grammar)
     put(
         "dsd/session_request",
         "dsd_msgs/msg/SessionRequest",
@@ -184,7 +186,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
                 "dsd/reply_progress",
                 "dsd_msgs/msg/ReplyProgress",
                 header=maker.header(stamp),
-                text=REPLY,
+                text=reply_text,
                 rounds=1,
                 verified_tokens=3,
                 last_round=rounds,

@@ -46,9 +46,10 @@ class NavigationRig:
         self.simulator = rig.start("simulator_node")
         self.navigation = rig.start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
+        words = {"grammar": parameters["grammar"]} if "grammar" in parameters else {}
         self.supervisor = rig.start(
             "supervisor_node", require__heartbeats="navigation_node", require__link="",
-            fallback=fallback, require__commands=commands,
+            fallback=fallback, require__commands=commands, **words,
         )  # fmt: skip
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
         rig.until_linked("navigation_node", actions)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 
+from dsd_ros.navigation.actions import Grammar
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
@@ -45,6 +46,7 @@ class Bench:
         lag: float = 0.0,
         noise: float = 0.0,
         seed: int = 0,
+        grammar: Grammar | None = None,
     ) -> None:
         self.now = 50.0
         self.pose = Pose(0.0, 0.0, 0.0)  # where it really is
@@ -56,7 +58,7 @@ class Bench:
         self.asked: list[DecodeRequest] = []
         # What a supervisor says; None: it is silent.
         self.safety: SafetyReport | None = SafetyReport()
-        self.run = NavigationRun(settings, MotionSettings(), self.moment)
+        self.run = NavigationRun(settings, MotionSettings(), self.moment, grammar=grammar)
 
     @property
     def moment(self) -> Moment:

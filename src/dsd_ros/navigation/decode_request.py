@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsd_ros.navigation.actions import ParsedReply, UnparsableReply, parse_reply
+from dsd_ros.navigation.actions import Grammar, ParsedReply, UnparsableReply, parse_reply
 from dsd_ros.navigation.records import STAMP_ROUNDING_S, DecodeAnswer, DecodeRequest, Moment, RunStep
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome
@@ -111,7 +111,9 @@ class ReplyRefused(Exception):
         self.outcome = outcome
 
 
-def check_reply(answer: DecodeAnswer, request: DecodeRequest, age: float, limit: float) -> ParsedReply:
+def check_reply(
+    answer: DecodeAnswer, request: DecodeRequest, age: float, limit: float, grammar: Grammar | None = None
+) -> ParsedReply:
     """Parse an answer that is fresh, verified where that is required, and in the grammar.
 
     :param age: of its picture, s.
@@ -137,7 +139,7 @@ def check_reply(answer: DecodeAnswer, request: DecodeRequest, age: float, limit:
     if not (answer.verified or request.allow_unverified):
         raise ReplyRefused(RunOutcome.LINK_LOST, "The target did not verify the reply; it was not carried out.")
     try:
-        return parse_reply(answer.text)
+        return parse_reply(answer.text, grammar)
     except UnparsableReply as error:
         sentence = f"The robot stays where it is: {error}"
         raise ReplyRefused(RunOutcome.UNPARSABLE_REPLY, sentence) from error

@@ -10,6 +10,7 @@ from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
+_ROUNDING = 1e-3  # m and rad, on an action's amount
 _CREEP = 0.03  # m/s and rad/s in a direction the action does not have, for rounding
 _OVER_S = 3.0  # an action is over when the command, after motion, has been zero for this long
 _OBEYED_S = 1.0  # a refusal is over when the command has been zero for this long
@@ -102,6 +103,15 @@ class ActionGuard:
         return f"The target did not verify the action, and there were {most} such in a row already."
 
     def _take(self, action: Action, verified: bool, now: float) -> None:
+        limits = self._limits
+        if action.metres > limits.action_distance + _ROUNDING or abs(action.radians) > limits.action_angle + _ROUNDING:
+            sentence = (
+                f"'{format_action(action)}' exceeds the supervisor's limits: an action may drive "
+                f"{limits.action_distance:.2f} m and turn {math.degrees(limits.action_angle):.0f} degrees "
+                "(limit.action_distance, limit.action_angle)."
+            )
+            self._refuse(Cause.MOTION_REFUSED, sentence)
+            return
         self.refusal = None
         self.action, self.verified = action, verified
         self._began = now

@@ -19,7 +19,7 @@ action to carry out, ends it. After an operator has driven the robot, it observe
 
 from __future__ import annotations
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.actions import Action, ActionKind, Grammar, format_action
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.decode_request import PendingRequest, ReplyRefused, check_reply
 from dsd_ros.navigation.executor import GoalExecutor
@@ -51,9 +51,17 @@ class NavigationRun:
     """See the module. Not thread-safe: the caller serializes its calls."""
 
     def __init__(
-        self, settings: RunSettings, motion: MotionSettings, moment: Moment, executor: GoalExecutor | None = None
+        self,
+        settings: RunSettings,
+        motion: MotionSettings,
+        moment: Moment,
+        executor: GoalExecutor | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
-        """``executor``: carries out the actions in place of this run's own commands; it outlives the run."""
+        """``executor``: carries out the actions in place of this run's own commands; it outlives the run. ``grammar``:
+        of the replies; None: the shipped models'.
+        """
+        self._grammar = grammar
         self.phase = Phase.SETTLING
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
@@ -361,7 +369,7 @@ class NavigationRun:
         assert self._pending.request is not None
         age, limit = moment.stamp - answer.observed_at, self._settings.max_observation_age_s
         try:
-            reply = check_reply(answer, self._pending.request, age, limit)
+            reply = check_reply(answer, self._pending.request, age, limit, self._grammar)
         except ReplyRefused as refused:
             if refused.outcome is RunOutcome.STALE_OBSERVATION and self._clock.set_within(_CLOCK_SET_S, moment.steady):
                 self._pending.renew(moment)  # its picture may be of before

@@ -123,6 +123,8 @@ class SafetyLimits:
     operator_turn_rate: float = option(1.0471975, "the operator's top turn rate, rad/s", 0.08, 3.2)
     distance_margin: float = option(0.3, "a drive may exceed its action by this much, m", 0.05, 1.0)
     angle_margin: float = option(0.3490658, "a turn may exceed its action by this much, rad", 0.034, 0.79)
+    action_distance: float = option(0.75, "longest drive of one action, whatever the grammar says, m", 0.05, 1.0)
+    action_angle: float = option(0.7853982, "widest turn of one action, whatever the grammar says, rad", 0.087, 1.6)
     observation_age_s: float = option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
     obstacle_distance: float = option(0.12, "no drive ahead with an obstacle nearer than this, m", 0.05, 3.0)
     obstacle_braking: float = option(0.8, "speed towards an obstacle is limited to what this can stop, m/s^2", 0.1, 5.0)

@@ -32,7 +32,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
-from dsd_ros.navigation.actions import KINDS, format_action
+from dsd_ros.navigation.actions import KINDS, format_action, grammar_text, read_grammar
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
 from dsd_ros.navigation.goals import ResolvedGoal
@@ -104,6 +104,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
         self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
+        self._grammar = read_grammar(settings.grammar)
+        self._grammars = self.create_publisher(String, "dsd/grammar", qos.LATCHED)
+        self._grammars.publish(String(data=grammar_text(self._grammar)))  # for bags
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
         self.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decode = LatestCall(self, Decode, "dsd/decode", service)
@@ -395,7 +398,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._instructions.publish(String(data=self._instruction))
             self._action, self._began = NavAction(), time.monotonic()
             executor = None if self._nav2 is None else self._nav2.executor
-            self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor)
+            self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor, self._grammar)
             self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True

@@ -22,7 +22,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.actions import Action, action_of
+from dsd_ros.navigation.actions import SHIPPED, Action, action_of, read_grammar
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import STILL, Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
@@ -51,6 +51,7 @@ class SupervisorNode(RunnableNode):
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings, adopt=self._adopt)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
+        self._grammar = read_grammar(settings.grammar)
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
         self._published: Any = None  # the last decision, as published
@@ -202,7 +203,7 @@ class SupervisorNode(RunnableNode):
         self._supervisor.on_clock(moment)
         action: Action | str
         try:
-            action = action_of(message)
+            action = action_of(message, SHIPPED if message.retracing else self._grammar)  # the way back is our own
         except ValueError as error:
             action = str(error)
         now, stamp = moment.steady, moment.stamp

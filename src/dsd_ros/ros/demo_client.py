@@ -17,7 +17,7 @@ from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
-from dsd_ros.navigation.actions import action_of, format_action
+from dsd_ros.navigation.actions import ANY, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.ros import qos
@@ -203,7 +203,7 @@ class DemoClient:
             self._add_step(action, pose, stats if stats is not None else DecodeStats())
 
     def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
-        phrase, total = format_action(action_of(action)), seconds(stats.total_time)
+        phrase, total = format_action(action_of(action, ANY)), seconds(stats.total_time)
         seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
         age = seconds(action.header.stamp) - seen
         step: dict[str, Any] = {"observation_age_s": round(age, 4), "reasoning": action.reasoning, "action": phrase}

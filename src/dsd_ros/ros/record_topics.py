@@ -19,6 +19,7 @@ TOPICS: dict[str, str] = {
     "camera/camera_info": "sensor_msgs/msg/CameraInfo",
     "odom": "nav_msgs/msg/Odometry",
     "dsd/instruction": "std_msgs/msg/String",
+    "dsd/grammar": "std_msgs/msg/String",
     "dsd/session_request": "dsd_msgs/msg/SessionRequest",
     "dsd/session_reply": "dsd_msgs/msg/SessionReply",
     "dsd/session_close": "dsd_msgs/msg/SessionClose",
@@ -43,7 +44,7 @@ WHERE_THERE = (
     "ground_truth/target_distance", "ground_truth/reached", "ground_truth/markers", "simulator/fault",
     "robot_description", "dsd/visual/markers", "dsd/visual/path_walked", "dsd/visual/path_intended",
 )  # fmt: skip
-_LATCHED = frozenset({"dsd/instruction", "dsd/safety_state", "dsd/session_request", "dsd/session_reply"})
+_LATCHED = frozenset({"dsd/instruction", "dsd/grammar", "dsd/safety_state", "dsd/session_request", "dsd/session_reply"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
 _DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20

@@ -31,6 +31,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.settings import TUNING_FILE, LinkSettings
 from dsd_ros.limits import MAX_HISTORY
+from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
 from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
@@ -251,17 +252,21 @@ class NavigationNodeSettings(CommandSettings, ControlSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
     live: ClassVar = ("control_rate", "watchdog_timeout_s", "run", "motion", "memory")
-    fixed: ClassVar = ("autostart", "executor", "nav2", "enable_stamped_cmd_vel")
+    fixed: ClassVar = ("autostart", "executor", "nav2", "enable_stamped_cmd_vel", "grammar")
 
     executor: str = option(
         EXECUTORS[0],
         "who carries out an action; own: this node, by velocity commands; nav2: Nav2, as goals",
         choices=EXECUTORS,
     )
+    grammar: str = option("dsd", GRAMMAR_HELP, check=read_grammar)
     nav2: Nav2Settings = field(default_factory=Nav2Settings)
     run: RunSettings = field(default_factory=RunSettings)
     motion: MotionSettings = field(default_factory=MotionSettings)
     memory: GoalMemorySettings = field(default_factory=GoalMemorySettings)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -270,6 +275,7 @@ class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
 
     live: ClassVar = ("fallback", "unverified_replies", "fallback_speed", "stop_speed", "timeout", "limit", "depth")
 
+    grammar: str = option("dsd", GRAMMAR_HELP, check=read_grammar)
     check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
     stop_speed: float = option(
@@ -279,6 +285,9 @@ class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
     limit: SafetyLimits = field(default_factory=SafetyLimits)
     require: Requirements = field(default_factory=Requirements)
     depth: DepthView = field(default_factory=DepthView)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)

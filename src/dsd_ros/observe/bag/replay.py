@@ -11,7 +11,7 @@ from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
-from dsd_ros.observe.bag.run import RecordedStep, Run, action_in, executed_phrase, picture_sent, pictures_of, stamp_of
+from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 
 _NEEDED = ("dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/decode_stats")
@@ -73,7 +73,7 @@ class StepComparison:
             f"  + replayed, {about}",
         ]
         if "action" in self.changed:
-            result.append(f"    action: {step.action or 'none'} -> {action_in(reply.text) or 'none'}")
+            result.append(f"    action: {step.action or 'none'} -> {step.action_in(reply.text) or 'none'}")
         if "tokens" in self.changed and step.tokens is not None and reply.tokens is not None:
             pairs = zip(step.tokens, reply.tokens, strict=False)
             shorter = min(len(step.tokens), len(reply.tokens))
@@ -93,7 +93,7 @@ class StepComparison:
             "recorded": {
                 "stamp": step.stamp, "text": step.text, "action": step.action, "tokens": step.tokens,
             },
-            "replayed": asdict(self.reply) | {"action": action_in(self.reply.text)},
+            "replayed": asdict(self.reply) | {"action": self.step.action_in(self.reply.text)},
         }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
             continue
         if int(action.step) >= number or len(before) == _HISTORY:
             break  # belongs to the previous run
-        before.append((stamp, executed_phrase(action)))
+        before.append((stamp, executed_phrase(action, run.grammar)))
         number = int(action.step)
     return tuple(reversed(before))
 
@@ -194,7 +194,7 @@ def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:
     changed = []
     if reply.text != step.text:
         changed.append("reply")
-    if action_in(reply.text) != step.action:
+    if step.action_in(reply.text) != step.action:
         changed.append("action")
     both = step.tokens is not None and reply.tokens is not None
     same = step.tokens == reply.tokens if both else int(step.stats["tokens"]) == reply.count

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.actions import UnparsableReply, action_of, format_action, parse_reply
+from dsd_ros.navigation.actions import (
+    ANY,
+    Grammar,
+    GrammarError,
+    UnparsableReply,
+    action_of,
+    format_action,
+    parse_reply,
+    read_grammar,
+)
 from dsd_ros.navigation.odometry import OdometryError, checked_pose
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag
@@ -46,12 +55,17 @@ class RecordedStep:
     rounds: list[dict[str, Any]]
     executed: str = ""  # the action that the navigation node announced; empty: none
     verified: bool = True
+    grammar: Grammar | None = None  # None: the shipped models'
     seen: Traffic | None = None  # its messages, with the picture as the verifier received it
 
     @property
     def action(self) -> str:
         """The action that the reply ends in, as the grammar writes it; empty when it does not parse."""
-        return action_in(self.text)
+        return self.action_in(self.text)
+
+    def action_in(self, text: str) -> str:
+        """The action that a reply in this run's grammar ends in; empty when it does not parse."""
+        return action_in(text, self.grammar)
 
 
 @dataclass
@@ -82,6 +96,7 @@ class Run:
     ended: int = 0
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    grammar: Grammar | None = None  # of the replies; None: the shipped models'
 
     @property
     def seconds(self) -> float:
@@ -94,10 +109,10 @@ class Run:
         return values if isinstance(values, dict) else {}
 
 
-def action_in(text: str) -> str:
+def action_in(text: str, grammar: Grammar | None = None) -> str:
     """The action that a reply ends in; empty when it does not parse."""
     try:
-        return format_action(parse_reply(text).action)
+        return format_action(parse_reply(text, grammar).action)
     except UnparsableReply:
         return ""
 
@@ -188,6 +203,7 @@ class _Reading:
             "dsd/session_request": lambda m, r: run.requests.append(m),
             "dsd/session_reply": lambda m, r: run.verifiers.append(m),
             "dsd/nav_action": lambda m, r: run.actions.append(m),
+            "dsd/grammar": self._words,
             "dsd/reply_progress": self._progress,
             "dsd/decode_stats": lambda m, r: self._stats.append((m, r.at)),
             "dsd/safety_state": self._safety,
@@ -196,6 +212,11 @@ class _Reading:
             "diagnostics": self._health,
             "/diagnostics": self._health,
         }
+
+    def _words(self, message: Any, record: Record) -> None:
+        if not message.data.startswith("{"):
+            raise GrammarError("it is not JSON")  # a bag must not name a file of this machine
+        self._run.grammar = read_grammar(message.data)
 
     def _progress(self, message: Any, record: Record) -> None:
         stamp = stamp_of(message.header.stamp)
@@ -278,17 +299,20 @@ class _Reading:
                     tokens=traffic.tokens(int(stats["tokens"])) if traffic is not None else None,
                     stats=stats,
                     rounds=[mine[key] for key in sorted(mine)],
-                    executed=executed_phrase(action) if action is not None else "",
+                    executed=executed_phrase(action, self._run.grammar) if action is not None else "",
                     verified=bool(action.verified) if action is not None else True,
+                    grammar=self._run.grammar,
                     seen=traffic,
                 )
             )
 
 
-def executed_phrase(message: Any) -> str:
-    """A NavAction's action as the grammar writes it."""
+def executed_phrase(message: Any, grammar: Grammar | None = None) -> str:
+    """A NavAction's action as the run's grammar writes it; a way back's may be none of it."""
+    with suppress(ValueError):
+        return format_action(action_of(message, grammar))
     try:
-        return format_action(action_of(message))
+        return format_action(action_of(message, ANY))
     except ValueError as error:
         return str(error)
 

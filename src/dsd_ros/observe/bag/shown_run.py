@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.actions import action_of
+from dsd_ros.navigation.actions import ANY, action_of
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 from dsd_ros.observe.view.events import (
@@ -84,13 +84,13 @@ def _replies(run: Run) -> Iterator[_Event]:
 def _shown_step(run: Run, step: RecordedStep, message: Any) -> ShownStep:
     ahead = turn = 0.0
     with contextlib.suppress(ValueError):
-        action = action_of(message)
+        action = action_of(message, ANY)
         ahead, turn = action.metres, action.radians
     place = min(run.path, key=lambda pose: abs(pose[0] - step.at), default=(0, 0.0, 0.0, 0.0))
     pose: Pose = (place[1], place[2], place[3])
     return ShownStep(
-        int(message.step), executed_phrase(message), ahead, turn, step.verified, pose, str(message.reasoning),
-        bool(message.retracing),
+        int(message.step), executed_phrase(message, run.grammar), ahead, turn, step.verified, pose,
+        str(message.reasoning), bool(message.retracing),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from rclpy.node import Node
 from rclpy.serialization import deserialize_message
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
-from dsd_ros.navigation.actions import Action, action_of, format_action
+from dsd_ros.navigation.actions import ANY, Action, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.view.events import stats_event, step_event
@@ -240,7 +240,7 @@ def reply_figures(message: DecodeStats) -> ReplyFigures:
 def step_from(message: NavAction, pose: Pose) -> ShownStep:
     """An announced action that begins at ``pose``."""
     try:
-        action: Action | None = action_of(message)
+        action: Action | None = action_of(message, ANY)
     except ValueError:
         action = None
     age = seconds(message.header.stamp) - seconds(message.observation_stamp)

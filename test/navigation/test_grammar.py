@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grammars as data: what they read, which are refused, and that the safety limits hold whatever they say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from bag_maker import make_bag
+from hypothesis import given, settings, strategies as st
+from run_bench import Bench
+
+from dsd_ros.navigation.actions import (
+    ANY,
+    KINDS,
+    SHIPPED,
+    Action,
+    ActionKind,
+    Grammar,
+    GrammarError,
+    UnparsableReply,
+    action_of,
+    all_actions,
+    format_action,
+    grammar_text,
+    parse_reply,
+    read_grammar,
+)
+from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.guard import ActionGuard
+from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
+from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.observe.bag.run import read_run
+
+NAVILA = read_grammar("navila")
+OWN = {
+    "marks": ["<go>"],
+    "forward": {"phrases": ["ahead {} m", "go {} m"], "amounts": [0.5, 1.0], "unit": "m"},
+    "turn_left": {"phrases": ["left {}"], "amounts": {"from": 5, "to": 90, "step": 5}},
+    "turn_right": {"phrases": ["right {}"], "amounts": {"little": 10, "much": 60}},
+    "stop": {"phrases": ["Arrived", "done"]},
+    "end": "!",
+}
+
+
+def changed(**changes):
+    return {name: value for name, value in (OWN | changes).items() if value is not None}
+
+
+def test_the_preset_dsd_is_the_grammar_of_the_code():
+    preset = read_grammar("dsd")
+    assert (preset.wordings, preset.marks, preset.end) == (SHIPPED.wordings, SHIPPED.marks, SHIPPED.end)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "amount"),
+    [
+        ("The next action is move forward 25 cm.", ActionKind.FORWARD, 25),
+        ("I see a door. the next action is move  forward 75 cm", ActionKind.FORWARD, 75),
+        ("The next action is turn left 15 degree.", ActionKind.TURN_LEFT, 15),
+        ("The next action is turn right 30 degrees.", ActionKind.TURN_RIGHT, 30),
+        ("The next action is stop.", ActionKind.STOP, 0),
+        ("I think I should stop because I have finished the instruction.", ActionKind.STOP, 0),
+    ],
+)
+def test_navilas_replies_are_read(text, kind, amount):
+    action = parse_reply(text, NAVILA).action
+    assert (action.kind, action.amount, action.grammar) == (kind, amount, NAVILA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Action: forward 25 cm", "move forward 25 cm", "The next action is move forward 100 cm.",
+        "The next action is move forward 25 cm and stop.", "The next action is to stop.", "The next action is stop..",
+        "The next action is stop. The next action is stop.", "Is the next action is-stop", "The next action isstop",
+    ],
+)  # fmt: skip
+def test_what_navila_does_not_say_is_refused(text):
+    with pytest.raises(UnparsableReply):
+        parse_reply(text, NAVILA)
+
+
+def test_an_own_grammar_has_its_own_words_units_and_amounts(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(OWN))
+    grammar = read_grammar(str(path))
+    said = {
+        "<go> ahead 0.5 m": (ActionKind.FORWARD, 50),
+        "Free way. <GO> go 1.0 m!": (ActionKind.FORWARD, 100),
+        "<go> left 85": (ActionKind.TURN_LEFT, 85),
+        "<go> right much": (ActionKind.TURN_RIGHT, 60),
+        "<go> ARRIVED!": (ActionKind.STOP, 0),
+    }
+    for text, (kind, amount) in said.items():
+        action = parse_reply(text, grammar).action
+        assert (action.kind, action.amount) == (kind, amount), text
+    assert format_action(parse_reply("<go> go 1.0 m", grammar).action) == "ahead 1.0 m"
+    assert grammar.amounts(ActionKind.TURN_LEFT) == tuple(range(5, 91, 5))
+    with pytest.raises(UnparsableReply):
+        parse_reply("<go> left 7", grammar)
+    with pytest.raises(ValueError, match="takes an amount of"):
+        Action(ActionKind.FORWARD, 75, grammar)
+
+
+@pytest.mark.parametrize("data", [SHIPPED.data, NAVILA.data, OWN])
+def test_a_grammar_survives_being_recorded(data):
+    grammar = Grammar.of(data, "g")
+    again = read_grammar(grammar_text(grammar))
+    assert (again.wordings, again.marks, again.end) == (grammar.wordings, grammar.marks, grammar.end)
+    for action in all_actions(grammar):
+        assert parse_reply(f"{grammar.marks[0]} {format_action(action)}{grammar.end}", again).action == action
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (None, "it must hold marks"),
+        ([1], "it must hold marks"),
+        (changed(backward={}), "it must hold marks"),
+        (changed(marks=None), "marks must be a list"),
+        (changed(marks=[]), "marks must be a list"),
+        (changed(marks=["a"] * 9), "marks must be a list of 1 to 8"),
+        (changed(marks=["two  spaces"]), "single spaces"),
+        (changed(marks=["a\nb"]), "printable"),
+        (changed(marks=["<|im_end|>"]), "printable"),
+        (changed(marks=["x" * 81]), "at most 80"),
+        (changed(marks=["ahead"]), "cannot be read"),
+        (changed(stop=None), "it must have stop"),
+        (changed(forward=None, turn_left=None, turn_right=None), "an action that moves"),
+        (changed(stop={"phrases": ["left 5"]}), "written alike"),
+        (changed(stop={"phrases": ["stop {}"]}), "nowhere"),
+        (changed(forward={"phrases": ["on"], "amounts": [25]}), "once"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [25, 25]}), "written alike"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [101]}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [1.5], "unit": "m"}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [-25]}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [True]}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [math.nan]}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [10**400]}), "damaged"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [25], "unit": "ft"}), "use cm or m"),
+        (changed(turn_left={"phrases": ["on {}"], "amounts": [91]}), "from 1 to 90"),
+        (changed(turn_left={"phrases": ["on {}"], "amounts": {"from": 5, "to": 4, "step": 1}}), "list of numbers"),
+        (changed(turn_left={"phrases": ["on {}"], "amounts": {"from": 5, "to": 9, "step": 0}}), "from 1 to 90"),
+        (changed(turn_left={"phrases": ["on {}"]}), "list of numbers"),
+    ],
+)
+def test_a_malformed_grammar_is_refused_by_one_sentence(data, why):
+    with pytest.raises(GrammarError, match=r"^The grammar mine cannot be used: .*\.$") as caught:
+        Grammar.of(data, "mine")
+    assert why in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_files_that_hold_no_grammar_are_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    for content, why in ((b"\xff", "cannot be read"), (b"a: [", "is not YAML"), (b"#" * 70_000, "longer than")):
+        path.write_bytes(content)
+        with pytest.raises(GrammarError, match=why):
+            read_grammar(str(path))
+    nested = "a: &a [x]\n" + "".join(
+        f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghijklmnop")
+    )
+    path.write_text(f"{nested}forward: {{phrases: ['on {{}}'], amounts: [*p]}}\nmarks: [x]\n")
+    with pytest.raises(GrammarError) as caught:
+        read_grammar(str(path))
+    assert len(str(caught.value)) < 400
+    with pytest.raises(GrammarError, match=r"There is no grammar 'navilla': name dsd, navila, or a file\."):
+        read_grammar("navilla")
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 120) | st.floats() | st.text(max_size=6) | st.just("go {}"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["phrases", "amounts", "unit", "from", "to", "step"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(OWN)), _VALUES)
+@settings(max_examples=150, deadline=None)
+def test_any_change_of_a_grammar_is_refused_or_reads_what_it_writes(key, value):
+    try:
+        grammar = Grammar.of(OWN | {key: value}, "mine")
+    except GrammarError:
+        return
+    for action in all_actions(grammar):
+        read = parse_reply(f"{grammar.marks[0]} {format_action(action)}{grammar.end}", grammar).action
+        assert read == action and read.metres <= 1.0 and abs(read.radians) <= math.pi / 2
+
+
+def test_a_message_is_read_by_the_grammar_that_it_is_for():
+    half = SimpleNamespace(kind=KINDS.index(ActionKind.FORWARD), distance=0.6, angle=0.0)
+    with pytest.raises(ValueError, match="not an action of the grammar"):
+        action_of(half)
+    with pytest.raises(ValueError, match="not an action of the grammar"):
+        action_of(half, NAVILA)
+    assert format_action(action_of(half, ANY)) == "forward 60 cm"
+    far = SimpleNamespace(kind=KINDS.index(ActionKind.FORWARD), distance=1.5, angle=0.0)
+    with pytest.raises(ValueError, match=r"and more\.$"):
+        action_of(far, ANY)
+
+
+@pytest.mark.parametrize(
+    ("limit", "action"), [("distance", (ActionKind.FORWARD, 100)), ("angle", (ActionKind.TURN_LEFT, 90))]
+)
+def test_the_supervisor_bounds_an_action_whatever_the_grammar_says(limit, action):
+    def refused(limits: SafetyLimits) -> bool:
+        guard = ActionGuard(limits, 20.0, Fallback())
+        guard.pose(Pose(0.0, 0.0, 0.0))
+        guard.announce(Action(*action, Grammar.of(OWN, "mine")), True, 10.0, 10.1, 5.0)
+        if guard.action is None:
+            cause, sentence = guard.refusal
+            assert cause is Cause.MOTION_REFUSED and f"limit.action_{limit}" in sentence
+        guard.judge(Motion(0.4) if limit == "distance" else Motion(wz=0.4), 5.1)
+        return guard.refusal is not None
+
+    assert refused(SafetyLimits())
+    assert not refused(SafetyLimits(action_distance=1.0, action_angle=1.58))
+
+
+def test_a_run_obeys_its_grammar_and_no_other():
+    bench = Bench(grammar=NAVILA)
+    bench.until_request()
+    bench.answer("I see it. The next action is move forward 25 cm.")
+    bench.until_request()
+    assert bench.pose.x == pytest.approx(0.25, abs=0.02)
+    assert [format_action(step.reply.action) for step in bench.run.steps] == ["move forward 25 cm"]
+    bench.answer("I see it. Action: forward 25 cm")
+    assert bench.run.outcome is RunOutcome.UNPARSABLE_REPLY
+
+
+def test_a_bag_is_read_by_the_grammar_of_its_run(tmp_path):
+    said = "I see it. The next action is move forward 25 cm."
+    run = read_run(make_bag(tmp_path / "bag", reply_text=said, grammar=grammar_text(NAVILA)))
+    assert [(step.action, step.executed) for step in run.steps] == [("move forward 25 cm",) * 2] * 2
+    elsewhere = tmp_path / "mine.yaml"
+    elsewhere.write_text(json.dumps(OWN))
+    other = read_run(make_bag(tmp_path / "other", reply_text=said, grammar=str(Path(elsewhere))))
+    assert other.grammar is None and other.bag.notes  # a bag cannot have a file of this machine read
+    assert [(step.action, step.executed) for step in other.steps] == [("", "forward 25 cm")] * 2

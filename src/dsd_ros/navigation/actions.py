@@ -14,11 +14,10 @@ meaning. Nothing may follow the action, its mark (``Action:``) occurs once, and 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -114,9 +113,6 @@ class Grammar:
         longest_first = sorted(self.marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)), re.ASCII | re.IGNORECASE)
 
-    def has(self, kind: ActionKind, amount: int) -> bool:
-        return amount in self.amounts(kind)
-
     def amounts(self, kind: ActionKind) -> tuple[int, ...]:
         """The amounts (cm, degrees) that a kind of action may have; empty: the grammar has no such action."""
         return tuple(amount for each in self.wordings if each.kind is kind for _, amount in each.amounts)
@@ -137,8 +133,8 @@ class Action:
     grammar: Grammar = field(default_factory=lambda: SHIPPED, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.grammar.has(self.kind, self.amount):
-            allowed = self.grammar.amounts(self.kind)
+        allowed = self.grammar.amounts(self.kind)
+        if self.amount not in allowed:
             raise ValueError(f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}.")
 
     @property
@@ -236,11 +232,6 @@ def read_grammar(named: str) -> Grammar:
     return Grammar.of(_loaded(text, named), named)
 
 
-def grammar_text(grammar: Grammar) -> str:
-    """A grammar as JSON, which :func:`read_grammar` reads."""
-    return json.dumps(grammar.data)
-
-
 def _loaded(text: str, name: str) -> Any:
     if len(text) > _MOST_BYTES:
         raise GrammarError(f"The grammar {name} is longer than {_MOST_BYTES} bytes; shorten it.")
@@ -336,23 +327,16 @@ def _checked(grammar: Grammar) -> Grammar:
     return grammar
 
 
-def _shipped(name: str, forward: tuple[int, ...], turns: tuple[int, ...]) -> Grammar:
-    def amounts(values: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
-        return tuple((str(value), value) for value in values)
-
-    return Grammar(
-        name,
-        (
-            Wording(ActionKind.FORWARD, ("forward {} cm",), amounts(forward)),
-            Wording(ActionKind.TURN_LEFT, ("turn left {} degrees",), amounts(turns)),
-            Wording(ActionKind.TURN_RIGHT, ("turn right {} degrees",), amounts(turns)),
-            Wording(ActionKind.STOP, ("stop",)),
-        ),
-    )
+def _in_dsds_words(name: str, forward: Sequence[int], turns: Sequence[int]) -> Grammar:
+    data: dict[str, Any] = {"marks": ["Action:"], "stop": {"phrases": ["stop"]}}
+    data["forward"] = {"phrases": ["forward {} cm"], "amounts": list(forward)}
+    for side in ("left", "right"):
+        data[f"turn_{side}"] = {"phrases": [f"turn {side} {{}} degrees"], "amounts": list(turns)}
+    return Grammar.of(data, name)
 
 
-SHIPPED: Grammar = _shipped("dsd", FORWARD_CM, TURN_DEGREES)
-ANY: Grammar = _shipped("any", tuple(range(1, 101)), tuple(range(1, 91)))  # for showing any grammar's actions
+SHIPPED: Grammar = _in_dsds_words("dsd", FORWARD_CM, TURN_DEGREES)
+ANY: Grammar = _in_dsds_words("any", range(1, 101), range(1, 91))  # for showing any grammar's actions
 
 
 def action_of(message: Any, grammar: Grammar | None = None) -> Action:

@@ -9,6 +9,7 @@ limit, and every run ends in a named outcome with the robot at rest. No model an
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -32,7 +33,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
-from dsd_ros.navigation.actions import KINDS, format_action, grammar_text, read_grammar
+from dsd_ros.navigation.actions import KINDS, format_action, read_grammar
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
 from dsd_ros.navigation.goals import ResolvedGoal
@@ -106,7 +107,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
         self._grammar = read_grammar(settings.grammar)
         self._grammars = self.create_publisher(String, "dsd/grammar", qos.LATCHED)
-        self._grammars.publish(String(data=grammar_text(self._grammar)))  # for bags
+        self._grammars.publish(String(data=json.dumps(self._grammar.data)))  # for bags
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
         self.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decode = LatestCall(self, Decode, "dsd/decode", service)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 import vllm_standin
 from by_hand import Robot
 from hypothesis import given, strategies as st
+from tiny_models import make_tiny_model
 from vllm_standin import decode, decode_at_once, questions
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -25,7 +27,7 @@ from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings, load_front
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 
@@ -64,6 +66,24 @@ def test_every_mode_says_what_the_own_target_says(serve, target, draft, picture,
         assert decode(engine, draft, settings, asked) == decode(own, draft, settings, asked)
     assert not lost and vllm.requests > 4
     assert vllm.pixels_sent == 4  # a picture travels to the engine once a reply
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_other_families_say_what_the_own_target_says(standin, tmp_path, picture, family):
+    from dsd_ros.cloud.vllm import worker
+
+    made = str(make_tiny_model(tmp_path / "target", seed=5, family=family))
+    like = load_model(ModelSettings(str(make_tiny_model(tmp_path / "draft", 5, noise=0.08, family=family))))
+    settings, asked = DecodeSettings(mode="dsd", max_tokens=12), questions(picture, 2)
+    front = load_front(ModelSettings(made))
+    client = VllmEngine(front, BackendSettings("vllm"), "float32")
+    with contextlib.closing(EngineTarget(front, client, 20.0, pytest.fail)) as served, VerifierEngine(served) as engine:
+        vllm = vllm_standin.AsyncLLM.last
+        (chosen,) = vllm.args.hf_overrides["architectures"]
+        assert getattr(worker, chosen).is_pooling_model
+        with VerifierEngine(load_model(ModelSettings(made))) as own:
+            assert decode(engine, like, settings, asked) == decode(own, like, settings, asked)
+        assert vllm.pixels_sent == 4
 
 
 def test_eight_robots_at_once_get_what_each_gets_alone(serve, target, draft, picture):

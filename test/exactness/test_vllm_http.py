@@ -13,6 +13,7 @@ import pytest
 import vllm_http_standin
 import vllm_standin
 from by_hand import Robot
+from tiny_models import make_tiny_model
 from vllm_standin import decode, decode_at_once, questions
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -25,7 +26,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings, load_front
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -83,6 +84,18 @@ def test_what_can_be_served_says_what_the_own_target_says(serve, vllm, target, d
         assert decode(engine, draft, settings, asked) == decode(own, draft, settings, asked)
     # A picture travels to the server once a reply, and the prefix cache serves every round.
     assert (vllm.pixels_sent, vllm.without_cache) == (probed[0] + 4, probed[1])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_other_families_say_what_the_own_target_says(monkeypatch, tmp_path, draft, picture, family):
+    vllm_standin.install(monkeypatch)
+    made = ModelSettings(str(make_tiny_model(tmp_path / "target", seed=5, family=family)))
+    front, settings, asked = load_front(made), DecodeSettings(mode="dsd", max_tokens=12), questions(picture, 2)
+    with closing(vllm_http_standin.VllmServer(made.path)) as server:
+        client = HttpEngine(front, BackendSettings("vllm-http", engine_url=server.url))
+        served = EngineTarget(front, client, 60.0, pytest.fail)
+        with closing(served), VerifierEngine(served) as engine, VerifierEngine(load_model(made)) as own:
+            assert decode(engine, draft, settings, asked) == decode(own, draft, settings, asked)
 
 
 @pytest.mark.parametrize("normalises", [True, False])

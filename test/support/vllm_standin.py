@@ -187,7 +187,11 @@ class AsyncLLM:
                 is_picture[0, place.offset : place.offset + place.length] = True
             grids = torch.cat([picture["image_grid_thw"] for picture in pictures])
             pixels = torch.cat([picture["pixel_values"] for picture in pictures])
-            embedded[is_picture] = torch.cat(list(hf.model.get_image_features(pixels, grids).pooler_output))
+            seen = hf.model.get_image_features(pixels, grids)
+            embedded[is_picture] = torch.cat(list(seen.pooler_output))
+            if deep := getattr(seen, "deepstack_features", None):
+                more["visual_pos_masks"] = is_picture
+                more["deepstack_visual_embeds"] = [torch.cat(list(layer)) for layer in deep]
             more["position_ids"], _ = hf.model.get_rope_index(ids, is_picture.int(), grids)
         hidden = hf.model.language_model(inputs_embeds=embedded, use_cache=False, **more).last_hidden_state
         return hf.lm_head(hidden)[0]
@@ -236,7 +240,8 @@ def install(monkeypatch: Any) -> None:
     one = SimpleNamespace
     registry = one(register_processor=lambda *_, **__: lambda cls: cls)
     base = type("Base", (), {})
-    names = ("Qwen2VLDummyInputsBuilder", "Qwen2VLMultiModalProcessor", "Qwen2VLProcessingInfo")
+    parts = ("DummyInputsBuilder", "MultiModalProcessor", "ProcessingInfo", "ForConditionalGeneration")
+    towers = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"AsyncEngineArgs": AsyncEngineArgs, "PoolingParams": PoolingParams},
         "vllm.v1": {},
@@ -260,9 +265,10 @@ def install(monkeypatch: Any) -> None:
         "vllm.model_executor.models": {},
         "vllm.model_executor.models.llama": {"LlamaForCausalLM": base},
         "vllm.model_executor.models.qwen2": {"Qwen2ForCausalLM": base},
-        "vllm.model_executor.models.qwen2_vl": {
-            "Qwen2VLForConditionalGeneration": base, **dict.fromkeys(names, base),
-        },
+        "vllm.model_executor.models.qwen3": {"Qwen3ForCausalLM": base},
+    } | {
+        f"vllm.model_executor.models.{kind}": {f"{name}{part}": base for part in parts}
+        for kind, name in towers.items()
     }  # fmt: skip
     for name, values in modules.items():
         module = types.ModuleType(name)

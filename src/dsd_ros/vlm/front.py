@@ -79,8 +79,6 @@ class ModelFront:
         """See ``VisionLanguageModel.prefill``, whose errors this raises."""
         check_pictures(self.name, self.images is not None, image, history)
         shown = [earlier for earlier, _ in history] + ([] if image is None else [image])
-        if shown and self.images is None:
-            raise ImageError("this model reads text alone; ask it without a picture")
         prepared = [self.images(picture) for picture in shown] if self.images is not None else []
         merged = self.images.merge_size**2 if self.images is not None else 1
         counts = [int(grid.prod()) // merged for _, grid in prepared]
@@ -107,7 +105,9 @@ def picture_name(image: np.ndarray) -> str:
 def check_pictures(
     name: str, reads_pictures: bool, image: np.ndarray | None, history: Sequence[tuple[np.ndarray, str]]
 ) -> None:
-    """ImageError for earlier pictures that model ``name`` cannot be shown."""
+    """ImageError for pictures that model ``name`` cannot be shown."""
+    if image is not None and not reads_pictures and not history:
+        raise ImageError(f"{name} reads text alone; ask it without a picture")
     if history and not reads_pictures:
         raise ImageError(f"{name} reads text alone; ask it without earlier pictures")
     if history and image is None:

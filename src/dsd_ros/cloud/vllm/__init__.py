@@ -3,7 +3,14 @@
 
 from __future__ import annotations
 
-ARCHITECTURES = {"qwen2_vl": "VerifyingQwen2VL", "llama": "VerifyingLlama", "qwen2": "VerifyingQwen2"}  # by model type
+ARCHITECTURES = {  # by model type
+    "qwen2_vl": "VerifyingQwen2VL",
+    "qwen2_5_vl": "VerifyingQwen25VL",
+    "qwen3_vl": "VerifyingQwen3VL",
+    "llama": "VerifyingLlama",
+    "qwen2": "VerifyingQwen2",
+    "qwen3": "VerifyingQwen3",
+}
 
 
 def register() -> None:

@@ -14,11 +14,24 @@ import torch
 from vllm.model_executor.layers.pooler import Pooler, PoolingParamsUpdate
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen2_5_vl import (
+    Qwen2_5_VLDummyInputsBuilder,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLMultiModalProcessor,
+    Qwen2_5_VLProcessingInfo,
+)
 from vllm.model_executor.models.qwen2_vl import (
     Qwen2VLDummyInputsBuilder,
     Qwen2VLForConditionalGeneration,
     Qwen2VLMultiModalProcessor,
     Qwen2VLProcessingInfo,
+)
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.qwen3_vl import (
+    Qwen3VLDummyInputsBuilder,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMultiModalProcessor,
+    Qwen3VLProcessingInfo,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.v1.sample.logits_processor import LogitsProcessor
@@ -162,8 +175,26 @@ class VerifyingQwen2VL(_verifying(Qwen2VLForConditionalGeneration)):  # type: ig
     """Qwen2-VL."""
 
 
+@MULTIMODAL_REGISTRY.register_processor(
+    Qwen2_5_VLMultiModalProcessor, info=Qwen2_5_VLProcessingInfo, dummy_inputs=Qwen2_5_VLDummyInputsBuilder
+)
+class VerifyingQwen25VL(_verifying(Qwen2_5_VLForConditionalGeneration)):  # type: ignore[misc]
+    """Qwen2.5-VL."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    Qwen3VLMultiModalProcessor, info=Qwen3VLProcessingInfo, dummy_inputs=Qwen3VLDummyInputsBuilder
+)
+class VerifyingQwen3VL(_verifying(Qwen3VLForConditionalGeneration)):  # type: ignore[misc]
+    """Qwen3-VL."""
+
+
 class VerifyingQwen2(_verifying(Qwen2ForCausalLM)):  # type: ignore[misc]
     """Qwen2 of text alone."""
+
+
+class VerifyingQwen3(_verifying(Qwen3ForCausalLM)):  # type: ignore[misc]
+    """Qwen3 of text alone."""
 
 
 class VerifyingLlama(_verifying(LlamaForCausalLM)):  # type: ignore[misc]

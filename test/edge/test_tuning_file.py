@@ -83,7 +83,8 @@ def test_links_and_settings_are_kept_apart_and_old_entries_go(tmp_path: Path) ->
     assert len(json.loads(path.read_text())["entries"]) == 8
     assert recalled(path, link="ws://cloud:3").state() == fresh
     assert recalled(path, link="ws://cloud:11").state() != fresh
-    assert recalled(path, link="ws://cloud:11", settings=DecodeSettings(mode="auto", temperature=1.0)).state() == fresh
+    for other in ({"temperature": 1.0}, {"draft_image_tokens": 9}):
+        assert recalled(path, link="ws://cloud:11", settings=DecodeSettings(mode="auto", **other)).state() == fresh
 
 
 def test_other_models_begin_anew_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

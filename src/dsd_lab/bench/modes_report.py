@@ -38,6 +38,7 @@ _COLUMNS = (  # heading, key of a row, format
     ("exit", "mean_exit", ".1f"),
     ("used", "predrafts_used", ".1f"),
     ("waste", "predrafts_wasted", ".1f"),
+    ("read ms", "draft_prefill_ms", ".1f"),
     ("gTp ms", "draft_round_ms", ".1f"),
     ("Tq ms", "verify_round_ms", ".1f"),
     ("Tc ms", "link_delay_ms", ".1f"),
@@ -53,6 +54,8 @@ _POLICIES = {"predraft_policy", "exit_policy"}
 _FIGURES = {"speedup": "times as fast as the target alone (ar)", "miss_rate": "pre-draft miss rate, %"}
 _NAMES = {
     "draft_length": "draft length γ",
+    "draft_image_tokens": "picture's tokens that the draft reads",
+    "draft_image_cut": "cut",
     "predraft_workers": "pre-draft workers",
     "predraft_policy": "client queue",
     "exit_policy": "server queue",
@@ -218,6 +221,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
         "predrafts_used": mean(lambda r: r.predrafts_used),
         "predrafts_wasted": mean(lambda r: r.predrafts_wasted),
         "draft_length": gamma,
+        "draft_prefill_ms": _ms(_prefill(replies, scale)) if decode.needs_draft else None,
         "draft_round_ms": _ms(drafted),
         "verify_round_ms": _ms(t_q),
         "cost_ratio": rounded(t_p / t_q) if t_p is not None and t_q else None,
@@ -235,6 +239,11 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     if errors := sorted({r.worker_error for r in replies if r.worker_error}):
         row["worker_errors"] = errors
     return row | {"seconds": [rounded(value) for value in seconds]}
+
+
+def _prefill(replies: Sequence[DecodedReply], scale: float) -> float:
+    """Seconds that the draft model took to read picture and instruction: the median."""
+    return statistics.median(reply.prefill_seconds for reply in replies) / scale
 
 
 def _link_delay(replies: Sequence[DecodedReply], drafts: bool, scale: float) -> float | None:

@@ -55,6 +55,7 @@ def matters(name: str, decode: DecodeSettings) -> bool:
         **dict.fromkeys(COMMON, True),
         "draft_length": decode.needs_draft and decode.shaped_by is not Shape.EXPANSION,
         **dict.fromkeys(("shape", "draft_source"), decode.needs_draft),
+        **dict.fromkeys(("draft_image_tokens", "draft_image_cut"), decode.needs_draft and not decode.looks_up),
         "tree_expansion": decode.shaped_by is Shape.EXPANSION,
         "tree_budget": decode.shaped_by is Shape.BUDGET and not decode.tunes,
         "proof": decode.needs_draft or decode.proven_by is Proof.COUPLED,

@@ -17,6 +17,7 @@ MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
 MAX_KEPT = 1 << 16  # ids of one truncated distribution
 FLOATS = ("float16", "float32")
 DRAFT_SOURCES = ("model", "lookup")
+IMAGE_CUTS = ("shrink", "drop")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 PREDRAFT_WHEN = ("pays", "always")
@@ -119,6 +120,19 @@ class DecodeSettings:
         "what drafts: the draft model, or lookup, which repeats what followed the same tokens earlier in prompt and "
         "reply; lookup is for modes dsd and coupled, greedy or with proof coupled",
         choices=DRAFT_SOURCES,
+    )
+    draft_image_tokens: int = option(
+        0,
+        "tokens of each picture that the draft model reads at most, so that it begins sooner; the target reads the "
+        "whole picture, and the reply stays its own. 0: all",
+        0,
+        1 << 14,
+    )
+    draft_image_cut: str = option(
+        IMAGE_CUTS[0],
+        "how a picture comes down to draft_image_tokens: shrink makes it smaller before the draft's vision tower reads "
+        "it; drop leaves tokens out after the tower, evenly, at their places",
+        choices=IMAGE_CUTS,
     )
     temperature: float = option(SamplingSettings.temperature, "sampling temperature; 0: greedy", 0.0, 100.0)
     top_k: int = option(SamplingSettings.top_k, "sample from the K likeliest tokens; 0: all", 0, 1 << 20)

@@ -343,7 +343,9 @@ class DraftModel(Proposer):
                 self._alone.begin(request, eos_token_ids)
                 return
         drafting = Drafting(self._settings, eos_token_ids, request.number, self._tuner)
-        sequence = self.model.prefill(request.image, request.instruction, request.history)
+        given = request.image, request.instruction, request.history
+        most, cut = self._settings.draft_image_tokens, self._settings.draft_image_cut
+        sequence = self.model.prefill(*given, most, cut) if most else self.model.prefill(*given)
         self._next = self._first(drafting, sequence)
 
     def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:

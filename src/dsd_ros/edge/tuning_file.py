@@ -42,6 +42,7 @@ class TuningFile:
         parts = (
             settings.proven_by.value, settings.shape, settings.draft_length,
             float(settings.temperature), settings.top_k, float(settings.top_p),
+            *((settings.draft_image_cut, settings.draft_image_tokens) if settings.draft_image_tokens else ()),
         )  # fmt: skip
         self._entry = key, models = " ".join(map(str, (self._link, *parts))), [draft, target]
         self._written = time.monotonic()

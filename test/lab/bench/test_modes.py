@@ -29,9 +29,9 @@ from dsd_ros.wire import turns
 
 KEYS = {
     "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
-    "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_round_ms", "verify_round_ms",
-    "cost_ratio", "link_delay_ms", "sync_ms", "bytes_up_per_token", "bytes_down_per_token", "peak_memory_mb",
-    "threads", "predicted_seconds", "limit_seconds",
+    "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_prefill_ms", "draft_round_ms",
+    "verify_round_ms", "cost_ratio", "link_delay_ms", "sync_ms", "bytes_up_per_token", "bytes_down_per_token",
+    "peak_memory_mb", "threads", "predicted_seconds", "limit_seconds",
 }  # fmt: skip
 
 
@@ -66,7 +66,8 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
     assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
     own = {"proof": "preset", "shape": "preset", "draft_length": 4, "draft_source": "model"}
-    assert dsd_row["settings"] == own
+    assert dsd_row["settings"] == own | {"draft_image_tokens": 0, "draft_image_cut": "shrink"}
+    assert ar["draft_prefill_ms"] is None and dsd_row["draft_prefill_ms"] > 0
     assert dsd_row["miss_rate"] is None
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
     assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
@@ -238,6 +239,11 @@ def test_sweeps_are_crossed_where_they_matter():
         "fsd:draft_length=2+predraft_workers=1",
         "fsd:draft_length=2+predraft_workers=3",
     ]
+    looks = [parse_sweep("draft_image_tokens=4,9"), parse_sweep("draft_image_cut=drop")]
+    assert labels(crossed(parse_modes("ar dsd dsd:draft_source=lookup", {}), looks)) == [
+        "ar", "dsd:draft_image_tokens=4+draft_image_cut=drop", "dsd:draft_image_tokens=9+draft_image_cut=drop",
+        "dsd:draft_source=lookup",
+    ]  # fmt: skip
     assert labels(crossed(parse_modes("fsd:predraft_workers=9 fsd", {}), sweeps[1:])) == [
         "fsd:predraft_workers=9", "fsd:predraft_workers=1", "fsd:predraft_workers=3",
     ]  # fmt: skip

@@ -73,8 +73,8 @@ def test_positions_of_every_prompt_token_are_those_of_transformers(model, pictur
     backbone = model._backbone
     read = backbone.read
 
-    def spying(tokens, pictures):
-        seen["prompt"] = read(tokens, pictures)
+    def spying(*given):
+        seen["prompt"] = read(*given)
         return seen["prompt"]
 
     backbone.read = spying

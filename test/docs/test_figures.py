@@ -21,9 +21,7 @@ from dsd_ros.decoding.modes import PRESETS
 
 # Reports from before they named their models. `make figures` measures them anew: then take them out here.
 OF_BEFORE = {
-    "dragon-lm", "modes-gamma",
-    "modes-queues", "modes-sampled", "modes-threads", "overhead", "safety-load", "view",
-    "wire-link",
+    "dragon-lm", "safety-load", "view",
 }  # fmt: skip
 REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
 

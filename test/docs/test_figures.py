@@ -21,7 +21,7 @@ from dsd_ros.decoding.modes import PRESETS
 
 # Reports from before they named their models. `make figures` measures them anew: then take them out here.
 OF_BEFORE = {
-    "dragon-lm", "safety-load", "view",
+    "view",
 }  # fmt: skip
 REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
 

@@ -74,7 +74,7 @@ def test_home_is_expanded_in_flags_and_bags(capsys, home):
     "words",
     [
         ("decode", "--instruction", "x", "--image=~nobody-of-that-name/a.png"), ("inspect", "~nobody-of-that-name/bag"),
-        ("decode", "--instruction", "x", "--verifier=wss://h:1", "--ca-file=~nobody-of-that-name/ca.pem",
+        ("decode", "--instruction", "find the red can", "--verifier=wss://h:1", "--ca-file=~nobody-of-that-name/ca.pem",
          "--image", str(BAGS.parents[1] / "docs" / "images" / "view.png")),
     ],
 )  # fmt: skip

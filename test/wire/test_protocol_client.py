@@ -47,6 +47,7 @@ def content(message: list[Any]) -> list[Any]:
             assumed or b"",
             list(resampled or b""),
             rounds or 0,
+            False,  # without_exits
         ]
     elif kind == 5:
         *name, following, compute_us, confidence, is_final = fields

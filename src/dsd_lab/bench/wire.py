@@ -21,13 +21,13 @@ from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.messages import Observation
-from dsd_ros.wire.pictures import NO_PICTURE, encode_picture
 
 _MODES = {ALONE: "ar", "full": "dsd", "split": "dssd", "truncated": "tslt", "coupled": "coupled"}
 
@@ -65,6 +65,7 @@ def measure_wire(
                 for one in contenders:
                     one.counted.append(decode(one, number, draw, LocalChannel(engine)))
         distances = _distances(contenders, robot, cloud, scenes)
+        pictures = _observation_bytes(engine, scenes)
         if setting.profile is not None:
             hold(robot, cloud, setting.profile)
         for uplink in setting.uplinks:
@@ -76,7 +77,6 @@ def measure_wire(
                 for one in bearable[start:] + bearable[:start]:
                     channel = EmulatedChannel(LocalChannel(engine), setting.link(uplink))
                     one.timed.setdefault(uplink, []).append(decode(one, number, 0, channel))
-    pictures = [observation_bytes(scene) for scene in scenes]
     return make_report(setting, contenders, distances, pictures, {"draft": robot, "target": cloud})
 
 
@@ -121,10 +121,11 @@ def _rows(model: VisionLanguageModel, scene: Scene, tokens: list[int], decode: D
     return torch.stack([transform(row, decode.sampling) for row in logits]).double().cpu().numpy()
 
 
-def observation_bytes(scene: Scene) -> int:
-    """Bytes of the message with the picture, if there is one, and the instruction."""
-    height, width, encoding, picture = 0, 0, NO_PICTURE, b""
-    if scene.image is not None:
-        (height, width), encoding = scene.image.shape[:2], ask.PATIENT_LINK.image_encoding
-        picture = encode_picture(scene.image, encoding)
-    return len(encode(Observation(1, 1, scene.instruction, height, width, encoding, picture)))
+def _observation_bytes(engine: VerifierEngine, scenes: Sequence[Scene]) -> list[int]:
+    """Bytes of each message with the picture, as it travels to this verifier, and the instruction."""
+    with EdgeSession(LocalChannel(engine), None, DecodeSettings(mode="ar")) as session:
+        pictures, sizes = SessionPictures(ask.PATIENT_LINK), []
+        for scene in scenes:
+            pictures.begin(scene.image, (), session.verifier)
+            sizes.append(len(encode(pictures.observation(1, 1, scene.instruction))))
+    return sizes

@@ -97,8 +97,6 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction = check_instruction(args.instruction)
-    if not args.draft and (args.link.verifier or not args.target):
-        _check_goal(instruction)
     image = None if args.image is None else read_picture(args.image)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
@@ -111,6 +109,8 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
+    if not args.draft and (args.link.verifier or not args.target):
+        _check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
     say("dialling the verifier" if args.link.verifier else "loading the target model")

@@ -38,6 +38,7 @@ from dsd_ros.ros.stamps import to_stamp
 from dsd_ros.ros.standalone import SpinningNode
 
 _PATIENCE_S = 60.0
+_ASK_AGAIN_S = 5.0  # a service's answer takes milliseconds
 _QUIET_S = 0.15  # no motion may follow the zero for so long
 _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL = 168, 112, 97.0  # pixels
 _TOPICS = {  # name -> type, topic, QoS; a supervisor that hears the last has found those before it
@@ -130,11 +131,20 @@ class StandIn:
         self._publishers["emergency stop"].publish(Bool(data=pressed))
 
     def call(self, client: Any) -> Trigger.Response:
-        """Call a service of the supervisor and wait for the answer."""
+        """Call a service of the supervisor, again if need be, and wait for the answer.
+
+        A service's node drops its answer while it has not discovered the client. Asking twice does no harm.
+        """
         self.until(client.service_is_ready, f"service {client.srv_name}")
-        future = client.call_async(Trigger.Request())
-        self.until(future.done, "an answer of the supervisor")
-        return future.result()
+        asked = [(time.monotonic(), client.call_async(Trigger.Request()))]
+
+        def answered() -> bool:
+            if time.monotonic() - asked[-1][0] > _ASK_AGAIN_S:
+                asked.append((time.monotonic(), client.call_async(Trigger.Request())))
+            return any(future.done() for _, future in asked)
+
+        self.until(answered, "answer of the supervisor")
+        return next(future.result() for _, future in asked if future.done())
 
     def _publish(self, names: tuple[str, ...]) -> None:
         for name in names:

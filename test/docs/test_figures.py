@@ -19,10 +19,6 @@ from dsd_lab.report import BenchError
 from dsd_ros.cli.main import parse
 from dsd_ros.decoding.modes import PRESETS
 
-# Reports from before they named their models. `make figures` measures them anew: then take them out here.
-OF_BEFORE = {
-    "view",
-}  # fmt: skip
 REPORTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.json") if path.stem != "history")
 
 
@@ -39,11 +35,7 @@ def test_every_template_fills_a_block() -> None:
 def test_a_report_is_of_the_models_that_ship(name: str) -> None:
     report = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     why = other_weights(report, shipped(ROOT))
-    if name in OF_BEFORE:
-        assert why, f"{name} has been measured anew: take it out of OF_BEFORE"
-        assert "history" in (report[0] if isinstance(report, list) else report)
-    else:
-        assert not why, f"benchmarks/{name}.json {why}; run `make figures ARGS={name}`"
+    assert not why, f"benchmarks/{name}.json {why}; run `make figures ARGS={name}`"
 
 
 def test_figures_of_other_weights_are_noticed(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ def measure_pictures(
     settings = DecodeSettings(mode="dsd")
     ways = [(encoding, size) for size in (max(sides), 0) for encoding in ENCODINGS]
     samples: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in ways}
-    with _scenes(images, sides) as scenes, VerifierEngine(models["target"]) as engine:
+    with closing(_scenes(images, sides)) as scenes, VerifierEngine(models["target"]) as engine:
         for number, (picture, instruction) in enumerate(scenes):
             for encoding, size in ways:  # in turn, so that a busy moment meets them all
                 link = LinkSettings(600.0, 1, image_size=size, image_encoding=encoding)
@@ -68,14 +68,13 @@ def measure_pictures(
     return {**header("pictures", **models), **about, "rows": rows}
 
 
-@contextmanager
-def _scenes(count: int, sides: tuple[int, int]) -> Iterator[Iterator[tuple[np.ndarray, str]]]:
+def _scenes(count: int, sides: tuple[int, int]) -> Generator[tuple[np.ndarray, str], None, None]:
     worlds = [World.from_seed(seed) for seed in TEST_SEEDS[:count]]
     offscreen = Offscreen(import_mujoco().MjModel.from_xml_string(build_mjcf(worlds[0])), *sides)
     try:
-        yield (
-            (Simulator(world, *sides, offscreen=offscreen).render(), world.instruction) for world in worlds
-        )  # fmt: skip
+        for world in worlds:
+            with Simulator(world, *sides, offscreen=offscreen) as simulator:
+                yield simulator.render(), world.instruction
     finally:
         offscreen.close()
 

@@ -150,7 +150,7 @@ def measure_spec(
             with kept.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps([question.number, found]) + "\n")
     rows = [_row(variant, variants, asked, answers) for variant in variants]
-    kept.unlink(missing_ok=True)  # the next run measures anew
+    kept.unlink(missing_ok=True)  # the next run measures again
     return {
         **header("spec", _CODE, draft=robot, target=cloud),
         "draft_quantization": draft.quantization,

@@ -23,7 +23,7 @@ class FiguresArguments:
 
 
 def command(args: FiguresArguments = FiguresArguments()) -> int:
-    """Measure every figure of the pages anew, and write them there.
+    """Measure every figure of the pages again, and write them there.
 
     Runs the benchmarks whose reports in benchmarks/ are not of the present weights and code, each in a process of its
     own, and writes the figures into README, docs/ and benchmarks/README.md. A report is replaced when its command ends:

@@ -15,7 +15,7 @@ LAB = product.CommandLine(
     {
         "ask": "One question, answered by DRAGON or by a method it is compared with.",
         "bench": "Measure the system on this machine.",
-        "figures": "Measure every figure of the pages anew, and write them there.",
+        "figures": "Measure every figure of the pages again, and write them there.",
         "papers": "Every table and figure of the four papers, beside formulas and measurements.",
         "plan": "How many verifiers a fleet of robots needs.",
         "theory": "What the papers' formulas predict.",

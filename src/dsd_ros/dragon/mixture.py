@@ -4,7 +4,7 @@
 p(x | prefix) = sum_d w(d) p(x | d, prefix), w = softmax of the relevances (DRAGON, equation 2). Each document is a
 sequence of its own, and all of them are advanced by one forward pass.
 
-A reader that abstains where its document does not tell what comes next (``not_told``) sets the weights anew at every
+A reader that abstains where its document does not tell what comes next (``not_told``) changes the weights at every
 token, as DRAGON's section 3 allows: w(d) is multiplied by the odds that document d tells, (1 - u) / u, with u the
 probability of ``not_told``. If exactly one document tells, these are the posterior odds that it is d, so a relevant
 document that does not tell cannot outvote a less relevant one that does.

@@ -415,7 +415,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
     def _finish(self, goal: ServerGoalHandle, outcome: RunOutcome, sentence: str) -> None:
         level = health.OK if outcome in _GOOD_ENDS else health.WARN
         self._health.report(level, f"{outcome.name}: {sentence}")
-        self._health.publish()  # at once: whoever waits for the end may end this process next
+        self._health.publish()  # at once: a caller that waits for the end may then stop this process
         if outcome is RunOutcome.ARRIVED:
             goal.succeed()
         elif outcome is RunOutcome.CANCELLED and _cancelling(goal):

@@ -2,7 +2,7 @@
 """Serve the live page: one HTML file and a stream of events, to browsers that only watch.
 
 The stream is server-sent events (HTML standard, section 9.2): it goes one way, so nothing reaches the robot from a
-browser. The page asks nobody else for anything, and its Content-Security-Policy makes the browser refuse to.
+browser. The page sends requests to this server alone, and its Content-Security-Policy makes the browser refuse to.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def generate_launch_description() -> LaunchDescription:
     robot = {**world, "frame_prefix": "frame_prefix"}
     standing_in = {**world, "world_frame": [LaunchConfiguration("frame_prefix"), FrameSettings.odom_frame]}
     proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
-    verifier = {**proof, "model.path": "target_model", "documents": "cloud_documents", "text_model": "text_model"}
+    target = {"model.path": "target_model", "model.prompt": "prompt"}
+    verifier = {**proof, **target, "documents": "cloud_documents", "text_model": "text_model"}
     processes = [
         node("simulator_node", robot, condition=IfCondition(simulated), **required()),
         node("go2_standin_node", standing_in, condition=IfCondition(standin), **required()),
@@ -72,6 +73,7 @@ def generate_launch_description() -> LaunchDescription:
                 *(installed("dsd"), "verifier"),
                 *("--port", LaunchConfiguration("verifier_port")),
                 *("--model", LaunchConfiguration("target_model")),
+                *("--prompt", LaunchConfiguration("prompt")),
                 *("--documents", LaunchConfiguration("cloud_documents")),
                 *("--text-model", LaunchConfiguration("text_model")),
                 *("--token-file", LaunchConfiguration("token_file")),

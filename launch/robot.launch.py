@@ -57,6 +57,7 @@ def arguments() -> list[Any]:
         DeclareLaunchArgument("view_open", **setting("view_node", "open_browser")),
         DeclareLaunchArgument("draft_model", **setting("draft_node", "model.path")),
         DeclareLaunchArgument("target_tokenizer", **setting("draft_node", "target_tokenizer")),
+        DeclareLaunchArgument("prompt", **setting("draft_node", "model.prompt")),
         DeclareLaunchArgument("quantization", **setting("draft_node", "model.quantization")),
         DeclareLaunchArgument("device", **setting("draft_node", "model.device")),
         DeclareLaunchArgument("verifier", **setting("bridge_node", "url")),
@@ -85,6 +86,7 @@ def generate_launch_description() -> LaunchDescription:
         "history_frames": "history",
         "target_tokenizer": "target_tokenizer",
         "model.path": "draft_model",
+        "model.prompt": "prompt",
         "model.quantization": "quantization",
         "model.device": "device",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 
 from dsd_ros.vlm.errors import ModelError, PromptError
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.vlm.prompts import DEFAULT_PROMPT, PromptTemplate, check_instruction
 
 
@@ -28,6 +29,20 @@ def test_model_directory_says_how_it_is_asked(own_directory):
     assert PromptTemplate.from_directory(own_directory).prompt == "{instruction}"
     (own_directory / "dsd.json").unlink()
     assert PromptTemplate.from_directory(own_directory).prompt == DEFAULT_PROMPT
+
+
+def test_a_named_prompt_takes_the_place_of_the_directorys(own_directory, tmp_path):
+    own = tmp_path / "mine.json"
+    own.write_text('{"format": 1, "prompt": "Where is {instruction}?"}')
+    for named, words in ((str(own), "Where is the ball?"), ("navila", "The next action is"), ("dsd", "Action: ")):
+        model = load_model(ModelSettings(str(own_directory), prompt=named))
+        assert words in model.template.render("the ball", 1), named
+        assert load_front(ModelSettings(str(own_directory), prompt=named)).template == model.template
+    with pytest.raises(ModelError, match="no prompt 'nowhere'; name dsd, navila, or a file"):
+        load_model(ModelSettings(str(own_directory), prompt="nowhere"))
+    own.write_text('{"format": 1, "prompt": "Where?"}')
+    with pytest.raises(ModelError, match="must contain {instruction} exactly once"):
+        load_model(ModelSettings(str(own_directory), prompt=str(own)))
 
 
 def test_braces_in_an_instruction_are_text():

@@ -22,7 +22,6 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
 
 SIZES_FILE = Path(__file__).with_name("gpu_sizes.json")
-_TOKEN_PIXELS = 28 * 28
 _SPECIAL_TOKENS = {
     "image_token_id": IMAGE_PLACEHOLDER,
     "video_token_id": "<|video_pad|>",
@@ -97,9 +96,10 @@ def four_bit(model: VisionLanguageModel) -> str:
 
 
 def _image_processor(directory: Path, patch_size: int) -> ImageProcessor:
-    """The processor of a model directory, with the bounds of real models."""
+    """The processor of a model directory, with the bounds of real models: 4 to 1280 tokens of a picture."""
     given = json.loads((directory / "preprocessor_config.json").read_text(encoding="utf-8"))
-    given |= {"patch_size": patch_size, "min_pixels": 4 * _TOKEN_PIXELS, "max_pixels": 1280 * _TOKEN_PIXELS}
+    token = (patch_size * int(given.get("merge_size", 2))) ** 2  # pixels: 28 x 28, of a Qwen3-VL 32 x 32
+    given |= {"patch_size": patch_size, "min_pixels": 4 * token, "max_pixels": 1280 * token}
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "preprocessor_config.json").write_text(json.dumps(given), encoding="utf-8")
         return ImageProcessor(place)

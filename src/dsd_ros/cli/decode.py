@@ -26,7 +26,7 @@ from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import OWN
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
-from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.edge.results import DecodedReply
@@ -44,6 +44,7 @@ class DecodeArguments:
     draft: str = model_option("draft")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
+    prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags)
     tuning_file: str = flag(OWN, TUNING_FILE, metavar="FILE")
     log: LogSettings = part(LogSettings)
@@ -106,17 +107,18 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     earlier = [read_picture(path) for path in args.history_image]
     history = list(zip(earlier, args.history_action, strict=True))
     say("loading the draft model")
-    draft = load_model(ModelSettings(model_path(args.draft, "draft")))
+    draft = load_model(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt))
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     if not args.draft and (args.link.verifier or not args.target):
         _check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
+    target = ModelSettings(model_path(args.target, "target"), prompt=args.prompt)
     kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
     say("dialling the verifier" if args.link.verifier else "loading the target model")
     with (
         logging_to_stderr(args.log),
-        args.link.channel() if args.link.verifier else in_process_channel(model_path(args.target, "target")) as channel,
+        args.link.channel() if args.link.verifier else in_process_channel(target) as channel,
         EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept) as session,
     ):
         say("decoding")

@@ -15,7 +15,7 @@ from dsd_ros.dragon.settings import ServiceSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import documents_directory
 from dsd_ros.startup import quick_import
-from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.target import Target
@@ -32,6 +32,7 @@ class VerifierArguments:
     model: str = model_option("target")
     device: str = flag(default=ModelSettings.device, text="cpu, cuda or cuda:N")
     dtype: str = flag(default=ModelSettings.dtype, text="float32, bfloat16 or float16")
+    prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
 
 
 def command(args: VerifierArguments = VerifierArguments()) -> int:
@@ -44,7 +45,8 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
 
-    model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
+    path = model_path(args.model, "target")
+    model = ModelSettings(path, device=args.device, dtype=args.dtype, prompt=args.prompt)
     with logging_to_stderr(args.log):
         folder = documents_directory(args.documents.documents, "cloud")
         if folder is None:
@@ -53,7 +55,7 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
             return EXIT_DONE
         from dsd_ros.dragon.server import Documents
 
-        reader = replace(model, path=model_path(args.documents.text_model, "reader"))
+        reader = replace(model, path=model_path(args.documents.text_model, "reader"), prompt="")
         documents = Documents.load(folder, reader)
         with _target(model, args.backend) as target:
             engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)

@@ -33,7 +33,7 @@ from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate, prompt_file, read_texts
 from dsd_ros.vlm.settings import ModelSettings
 
 _CLASSES = {  # of transformers, by model_type
@@ -95,7 +95,7 @@ def load_front(settings: ModelSettings) -> ModelFront:
         kind,
         config,
         tokenizer,
-        PromptTemplate.from_directory(directory, text_only=text_only, markers=markers),
+        PromptTemplate.from_directory(directory, text_only=text_only, markers=markers, prompt=settings.prompt),
         None if text_only else ImageProcessor(directory),
         name=directory.resolve().name if user_path(settings.path).is_dir() else settings.path,
         eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
@@ -139,7 +139,7 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     images = None if text_only else ImageProcessor(directory)
     tokenizer, tokenizer_hash = _load_tokenizer(directory)
     markers = _markers(tokenizer) if text_only else ()
-    template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers)
+    template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers, prompt=settings.prompt)
     hf = _load_weights(directory, kind, settings)
     backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
     name = directory.resolve().name if user_path(settings.path).is_dir() else settings.path
@@ -154,7 +154,10 @@ def _load_gguf(path: Path, settings: ModelSettings, exits: bool) -> VisionLangua
         raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
     special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
     backbone, backend = TextBackbone(hf), tokenizer.backend_tokenizer
-    template = PromptTemplate(TEXT_PROMPT, tokenizer.chat_template, True, special, _markers(backend))
+    texts = read_texts(prompt_file(settings.prompt), TEXT_PROMPT)
+    template = PromptTemplate(
+        chat_template=tokenizer.chat_template, text_only=True, variables=special, markers=_markers(backend), **texts
+    )
     fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
     model = _model(path, path.name, backbone, backend, template, fingerprints, settings)
     return _with_exits(model, path) if exits else model
@@ -168,7 +171,9 @@ def _load_adapted(directory: Path, settings: ModelSettings) -> VisionLanguageMod
     hf, tokenizer = read_gguf(base, settings)
     merge_adapter(hf.model, adapter, file_fingerprint(base))
     backend = tokenizer.backend_tokenizer
-    template = PromptTemplate.from_directory(directory, text_only=True, markers=_markers(backend))
+    template = PromptTemplate.from_directory(
+        directory, text_only=True, markers=_markers(backend), prompt=settings.prompt
+    )
     fingerprint = _digest([adapter.base_fingerprint, _weights_digest(directory / ADAPTER_FILE)])
     fingerprints = fingerprint, tokenizer_fingerprint(backend.to_str())
     return _model(base, directory.resolve().name, TextBackbone(hf), backend, template, fingerprints, settings)

@@ -6,8 +6,8 @@ image come the pictures of earlier steps, if any, each with the action taken at 
 
 A model directory may contain ``dsd.json``: ``{"format": 1, "prompt": "...{instruction}...", "past":
 "...{image}...{action}...", "present": "...", "document_prompt": "...{document}...{question}...",
-"not_told": "..."}``; only format and prompt are required. Without it, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a
-text-only model just the instruction.
+"not_told": "..."}``; only format and prompt are required. Another file of this form may take its place. Without
+either, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instruction.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.paths import config_directory, user_path
 from dsd_ros.vlm.errors import ModelError, PromptError
 
 DSD_FILE = "dsd.json"
@@ -134,14 +135,15 @@ class PromptTemplate:
 
     @classmethod
     def from_directory(
-        cls, directory: str | Path, *, text_only: bool = False, markers: tuple[str, ...] = ()
+        cls, directory: str | Path, *, text_only: bool = False, markers: tuple[str, ...] = (), prompt: str = ""
     ) -> PromptTemplate:
         """Read ``dsd.json`` and the chat template of a model directory; ModelError names the file at fault.
 
+        ``prompt``: a preset or a file that takes the place of ``dsd.json``, see ``prompt_file``.
         The template is in ``chat_template.jinja``, else ``tokenizer_config.json``, else ``chat_template.json``.
         """
         directory = Path(directory)
-        texts = _read_texts(directory, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
+        texts = read_texts(prompt_file(prompt) or directory / DSD_FILE, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
         variables = _read_variables(directory) if text_only else {}
         template = _read_chat_template(directory)
         return cls(chat_template=template, text_only=text_only, variables=variables, markers=markers, **texts)
@@ -266,8 +268,19 @@ def _bounded() -> Iterator[None]:
         sys.settrace(former)
 
 
-def _read_texts(directory: Path, default: str) -> dict[str, str]:
-    """The prompts in ``dsd.json``, or the defaults."""
+def prompt_file(named: str) -> Path | None:
+    """The file of prompts that is meant: one of config/prompts by its name, or any other; None for no name."""
+    if not named:
+        return None
+    presets = {path.stem: path for path in sorted((config_directory() / "prompts").glob("*.json"))}
+    path = presets.get(named) or user_path(named)
+    if not path.is_file():
+        raise ModelError(f"there is no prompt {named!r}; name {', '.join(presets)}, or a file as dsd.json")
+    return path
+
+
+def read_texts(path: Path | None, default: str) -> dict[str, str]:
+    """The prompts in a file such as ``dsd.json``, or the defaults if there is none."""
     texts = {
         "prompt": default,
         "past": DEFAULT_PAST,
@@ -275,8 +288,7 @@ def _read_texts(directory: Path, default: str) -> dict[str, str]:
         "document_prompt": DOCUMENT_PROMPT,
         "not_told": "",
     }
-    path = directory / DSD_FILE
-    if not path.exists():
+    if path is None or not path.exists():
         return texts
     settings = _read_json(path)
     if settings.get("format") != DSD_FORMAT:

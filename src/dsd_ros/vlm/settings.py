@@ -12,6 +12,10 @@ from dsd_ros.vlm.errors import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "4bit")
+PROMPT_HELP = (
+    "how the model is asked: dsd or navila (config/prompts), or a JSON file as dsd.json; empty: the dsd.json beside "
+    "its weights; draft and target need the same"
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class ModelSettings:
     dtype: str = option(DTYPES[0], "precision of the weights", choices=DTYPES)
     quantization: str = option("none", "int8 on the CPU, 4bit on CUDA", choices=QUANTIZATIONS)
     threads: int = option(0, "CPU threads of this process's models; 0: torch's choice", 0)
+    prompt: str = option("", PROMPT_HELP)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", os.fspath(self.path))

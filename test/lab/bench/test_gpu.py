@@ -11,7 +11,7 @@ import torch
 from tiny_models import make_tiny_model
 
 from dsd_lab.bench import gpu
-from dsd_lab.bench.gpu_models import build_model, read_sizes
+from dsd_lab.bench.gpu_models import _image_processor, build_model, read_sizes
 from dsd_lab.bench.profiles import ProfileError, load_profile
 from dsd_lab.cli.main import main
 from dsd_lab.report import BenchError
@@ -58,6 +58,13 @@ def test_every_time_is_measured_and_decoding_agrees_with_transformers(command, t
     assert report["draft_4bit_times"]["left_out"] and report["left_out"] == []
     printed = capsys.readouterr().out
     assert "target: 32 drafts of 4 in a pass" in printed and "draft: a token of 1 sequences" in printed
+
+
+def test_pictures_are_bounded_in_tokens_of_the_family(tmp_path):
+    tokenizer = make_tiny_model(tmp_path / "tokenizer")
+    for patch, side in ((14, 28), (16, 32)):  # Qwen2-VL, Qwen3-VL
+        images = _image_processor(tokenizer, patch)
+        assert (images.min_pixels, images.max_pixels) == (4 * side**2, 1280 * side**2)
 
 
 def test_other_benches_take_a_measured_target_for_a_profile(command, tmp_path, capsys):

@@ -46,6 +46,7 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("allow_unauthenticated", **setting("draft_node", "allow_unauthenticated", "true")),
         DeclareLaunchArgument("token_file", **setting("draft_node", "token_file")),
         DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
+        DeclareLaunchArgument("prompt", **setting("draft_node", "model.prompt")),
         DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
         DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
         DeclareLaunchArgument("verifier_port", default_value=port, description="port of dsd verifier"),

@@ -32,7 +32,7 @@ class VerifierArguments:
     model: str = model_option("target")
     device: str = flag(default=ModelSettings.device, text="cpu, cuda or cuda:N")
     dtype: str = flag(default=ModelSettings.dtype, text="float32, bfloat16 or float16")
-    prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
+    prompt: str = flag(default="", text=PROMPT_HELP, metavar="NAME_OR_FILE")
 
 
 def command(args: VerifierArguments = VerifierArguments()) -> int:

@@ -71,10 +71,10 @@ def proposer(model, monkeypatch):
     """proposer(processors, settings): one that has begun a reply; a second is a year on its clock."""
     made = []
 
-    def begin(processors=2, clock=lambda: 0.0, **values) -> Ahead:
+    def begin(processors=2, clock=lambda: 0.0, rest=None, **values) -> Ahead:
         monkeypatch.setattr(ahead, "processors", lambda: processors)
         chosen = {"mode": "fsd", "predraft_source": "guesses", "max_tokens": 200, "predraft_when": "always"} | values
-        found = Ahead(model, DecodeSettings(**chosen), None, lambda draft: None, clock)
+        found = Ahead(model, DecodeSettings(**chosen), None, lambda draft: None, clock, rest)
         made.append(found)
         found.begin(ReplyRequest(1, IMAGE, "go", None, str, Limits()), frozenset())
         return found
@@ -380,6 +380,13 @@ def test_the_real_loop_rests_where_workers_take_the_rounds_processor(model, prop
     assert rested[:3] == [True, True, False]
     assert set(rested[15:]) == {shared}
     assert ("rests" in pool.explain()) is shared
+
+
+def test_a_session_goes_on_with_what_an_earlier_one_learned(model, proposer):
+    rounds = Rounds(with_it=2.1, without=1.0)
+    rounds.run(20)
+    pool = proposer(predraft_when="pays", rest=rounds.rest)
+    assert [sent(pool).rests, "rests" in pool.explain()] == [True, True]
 
 
 def test_a_pool_leaves_the_interpreter_as_it_found_it(model, proposer):

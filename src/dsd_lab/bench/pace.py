@@ -84,8 +84,18 @@ def _sleep_until(due: float) -> None:
 class PacedModel(VisionLanguageModel):
     """A model whose passes last as ``pace`` says; None lets them run freely. Made by ``paced``."""
 
-    pace: Pace | None
     passes: _Passes
+    _pace: Pace | None
+
+    @property
+    def pace(self) -> Pace | None:
+        return self._pace
+
+    @pace.setter
+    def pace(self, pace: Pace | None) -> None:
+        self._pace = pace
+        # Passes that mostly sleep take no processor from each other; those that run freely share this process's.
+        self.processors = None if pace is None else 1 << 16
 
     def forward_tokens(
         self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None
@@ -153,7 +163,6 @@ def paced(model: VisionLanguageModel, pace: Pace | None = None) -> PacedModel:
     """The same weights, held to a pace that can be set at any time."""
     held = object.__new__(PacedModel)
     held.__dict__.update(model.__dict__)
-    held.processors = 1 << 16  # passes that mostly sleep take none from each other
     held.pace, held.passes = pace, _Passes()
     if model.exits is not None:
         held.exits = object.__new__(_PacedExits)

@@ -301,13 +301,17 @@ class Ahead(DraftModel):
         tuner: Tuner | None,
         send_ahead: Callable[[RoundDraft], None],
         clock: Callable[[], float] = time.perf_counter,
+        rest: Rest | None = None,
     ) -> None:
-        """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known."""
+        """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known.
+
+        ``rest``: that of an earlier session with the same settings, which knows whether drafting ahead pays.
+        """
         super().__init__(model, settings, tuner)
         self._time = IdleTime(clock)
         # Mode auto chooses between strategies instead. A model with processors of its own shares none with a target.
         rests = settings.predraft_when == "pays" and not settings.adapts and model.processors is None
-        self._rest = Rest(settings.pipeline_depth, clock) if rests else None
+        self._rest = (rest or Rest(settings.pipeline_depth, clock)) if rests else None
         self._send_ahead = send_ahead
         coupled = settings.proven_by is Proof.COUPLED
         self._guesser = Guesser(settings.sampling, settings.seed, coupled)

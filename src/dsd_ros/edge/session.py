@@ -13,7 +13,7 @@ from dsd_ros.decoding.methods import method_of
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nodes
-from dsd_ros.edge.ahead import Ahead
+from dsd_ros.edge.ahead import Ahead, Rest
 from dsd_ros.edge.client import TargetChanged, VerifierClient
 from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.lookup import LookUp
@@ -66,10 +66,11 @@ class EdgeSession:
         vocabulary: Vocabulary | None = None,
         tuner: Tuner | None = None,
         tuning_file: TuningFile | None = None,
+        rest: Rest | None = None,
     ) -> None:
         """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
         an earlier session with the same settings, which has learned draft lengths. ``tuning_file``: where mode auto
-        keeps what it measures.
+        keeps what it measures. ``rest``: an earlier session's, which has learned whether drafting ahead pays.
 
         ValueError as from :func:`check_settings`.
         """
@@ -96,7 +97,7 @@ class EdgeSession:
         self._reply = 0
         method = method_of(settings.proven_by, settings.sampling.greedy)
         self._client = ReplyClient(self._link, self._pictures, method)
-        self._proposer = self._make_proposer()
+        self._proposer = self._make_proposer(rest)
         self._loop = DecodeLoop(self._proposer, self._client, method, settings, self._tuner)
 
     @property
@@ -235,7 +236,7 @@ class EdgeSession:
             return False
         return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
 
-    def _make_proposer(self) -> Proposer:
+    def _make_proposer(self, rest: Rest | None) -> Proposer:
         """What proposes tokens under these settings."""
         model, settings = self._draft_model, self.settings
         if model is None:
@@ -247,7 +248,7 @@ class EdgeSession:
         if settings.looks_up:
             return LookUp(model, settings)
         if settings.predrafts:
-            return Ahead(model, settings, self._tuner, self._client.send_ahead)
+            return Ahead(model, settings, self._tuner, self._client.send_ahead, rest=rest)
         return DraftModel(model, settings, self._tuner)
 
     def text(self, tokens: list[int]) -> str:

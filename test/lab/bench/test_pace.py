@@ -173,6 +173,8 @@ def test_results_do_not_depend_on_the_pace(model, picture, clock):
         return torch.cat([sequence.next_logits().unsqueeze(0), sequence.verify([1, 2, 3])])
 
     held = paced(model)
+    assert held.processors is None  # those of this process
     free = reply(held)
     held.pace = Pace(0.1)
+    assert held.processors is not None
     assert torch.equal(reply(held), free) and torch.equal(reply(model), free)

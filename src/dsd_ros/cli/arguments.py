@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from dsd_ros.paths import models_directory, user_path
+from dsd_ros.paths import shipped_model, user_path
 from dsd_ros.python310 import dataclass_transform
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def tokenizer_option() -> Any:
 
 
 def model_path(given: str, role: str) -> str:
-    return given or str(models_directory() / role)
+    return given or str(shipped_model(role))
 
 
 def output_file(text: str) -> Path:

@@ -13,7 +13,7 @@ from dsd_ros.cli.arguments import STDOUT, arguments, flag, json_option, model_op
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.cli.terminal import is_terminal, working
 from dsd_ros.dragon.settings import AggregationSettings
-from dsd_ros.paths import SHIPPED, documents_directory
+from dsd_ros.paths import SHIPPED, documents_directory, reader_note
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import ModelSettings
@@ -92,6 +92,8 @@ def _answer(
     from dsd_ros.vlm.loading import load_model
 
     model = load_model(ModelSettings(model_path(args.model, READER)))
+    if not args.model and (note := reader_note()):
+        print(note, file=sys.stderr)
     with ExitStack() as stack:
         say("reading the documents")
         channel = stack.enter_context(args.link.channel() if args.link.verifier else _cloud(args, model, service))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dsd_ros.cli.arguments import arguments, flag, model_option, model_path, part
@@ -55,8 +54,7 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
             return EXIT_DONE
         from dsd_ros.dragon.server import Documents
 
-        reader = replace(model, path=model_path(args.documents.text_model, "reader"), prompt="")
-        documents = Documents.load(folder, reader)
+        documents = Documents.load(folder, model, args.documents.text_model)
         with _target(model, args.backend) as target:
             engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)
             run_verifier(engine, args.serving)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.limits import largest_vocabulary
+from dsd_ros.paths import READER_INSTALL, SMALL_READER, models_directory, reader_note, shipped_model
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import (
@@ -96,17 +97,19 @@ class DragonServer:
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
         delay: DecodeDelay | None = None,
+        others: Sequence[Any] = (),
     ) -> None:
         """Start both threads.
 
-        ``asking``: how the model is prompted, if not as its own template says. ``relevance``: scores documents against
+        ``asking``: how a model is prompted, if not as its own template says. ``relevance``: scores documents against
         question and answer so far, for devices that weigh them again. ``delay``: the model's decoding delay, from
-        ``profiler.measure_delay``; without it, it is learnt from the answers.
+        ``profiler.measure_delay``; without it, it is learnt from the answers. ``others``: models for devices that have
+        their tokenizer and not that of ``model``.
         """
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
-        self._asking: Asking = asking or DocumentPrompt(model)
+        self._models = {one.tokenizer_fingerprint: (one, asking or DocumentPrompt(one)) for one in (*others, model)}
         self._relevance = relevance
         self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
@@ -190,14 +193,20 @@ class DragonServer:
         ):
             sentence = "this connection already has its half of the cloud's max_answers questions; ask again later"
             return end_of(question, EndCode.OVERLOADED, sentence)
-        error = refusal_of(self.model, question, scale_of(self._retriever))
+        model, _ = self._model_for(question)
+        error = refusal_of(model, question, scale_of(self._retriever))
         if error:
-            return QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0)
+            return QuestionReply(question.ask, question.attempt, error, *name_of(model), 0)
         answer = _Answer(question, reply, peer)
         self._answers[answer.key] = answer
         self._inbox.hold(answer)
         self._turns.put(answer, answer, of=accounts_of(peer))
         return None
+
+    def _model_for(self, question: Question) -> tuple[Any, Asking]:
+        """The model with the device's tokenizer, or else the one that will refuse the question, and its prompts."""
+        own = self.model.tokenizer_fingerprint
+        return self._models.get(question.tokenizer_fingerprint) or self._models[own]
 
     def _make_room(self) -> bool:
         """Drop the answer silent for longest, if for a minute: over a topic no disconnection is reported."""
@@ -296,11 +305,12 @@ class DragonServer:
             self._go_on(answer)
 
     def _open(self, answer: _Answer) -> None:
-        question, model = answer.question, self.model
+        question = answer.question
+        model, asking = self._model_for(question)
         count = min(question.documents, self.settings.max_documents)
         documents = self._retriever.retrieve(question.text, count) if count else []
         mixture = LocalMixture(
-            model, self._asking, question.text, documents, question.temperature, self._kept,
+            model, asking, question.text, documents, question.temperature, self._kept,
             question.reweight_every, self._relevance,
         )  # fmt: skip
         mixture.reserve(question.max_tokens)
@@ -308,7 +318,8 @@ class DragonServer:
         with self._lock:
             if answer.stopped:
                 return
-            profile = self._profiles.setdefault(answer.peer, Profile.of("cloud", self._delay))
+            delay = self._delay if model is self.model else None
+            profile = self._profiles.setdefault(answer.peer, Profile.of("cloud", delay))
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
         half = AggregationPeer(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
@@ -378,20 +389,34 @@ class Documents:
     model: Any
     folder: Path
     delay: DecodeDelay | None = None
+    others: tuple[Any, ...] = ()  # see ``DragonServer``
 
     @classmethod
-    def load(cls, folder: Path, settings: ModelSettings) -> Documents:
-        """Load, check and time them; ModelError, DocumentError, StoreError or EmbeddingError for unusable ones."""
+    def load(cls, folder: Path, settings: ModelSettings, text_model: str = "") -> Documents:
+        """Load, check and time them; ModelError, DocumentError, StoreError or EmbeddingError for unusable ones.
+
+        ``settings``: how a model runs; ``text_model``: its path. Without one it is the reader that ships, and the small
+        reader too, for robots that have only that.
+        """
         open_documents(folder).close()  # report unusable documents now
-        model = load_model(settings)
-        return cls(model, folder, measure_delay(model, AggregationSettings().documents))
+        if text_model:
+            paths = [text_model]
+        else:
+            settings = replace(settings, quantization="none")  # that of a target; a reader is small
+            paths = list(dict.fromkeys(map(str, (shipped_model(SMALL_READER), models_directory() / SMALL_READER))))
+            if note := reader_note():
+                _log.warning(note)
+        model, *others = (load_model(replace(settings, path=path, prompt="")) for path in paths)
+        return cls(model, folder, measure_delay(model, AggregationSettings().documents), tuple(others))
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
         """One object that serves verification and questions, and owns the store and the engine."""
         with ExitStack() as stack:
             store = stack.enter_context(open_documents(self.folder))
             service = stack.enter_context(
-                DragonServer(self.model, store, settings, relevance=store.relevance, delay=self.delay)
+                DragonServer(
+                    self.model, store, settings, relevance=store.relevance, delay=self.delay, others=self.others
+                )
             )
             served = WithDocuments(make_engine(), service, store)
             stack.pop_all()
@@ -416,7 +441,7 @@ def refusal_of(model: Any, question: Question, scale: str = "") -> str:
     if tokenizer != model.tokenizer_fingerprint:
         return (
             f"the robot's tokenizer ({tokenizer or 'none'}) is not that of the cloud's {model.name} "
-            f"({model.tokenizer_fingerprint}); use models that share one"
+            f"({model.tokenizer_fingerprint}); give both sides the same text model, or on both: {READER_INSTALL}"
         )
     if question.documents and theirs != scale:
         return (

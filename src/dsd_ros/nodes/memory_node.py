@@ -29,7 +29,7 @@ from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.paths import documents_directory
+from dsd_ros.paths import SMALL_READER, documents_directory, reader_note, shipped_model
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
@@ -84,6 +84,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._settings.token()  # reports now that there is none
         self._store = open_documents(documents_directory(self._settings.documents, "robot"))
         self._memory = SightingMemory(self._store)
+        if (note := reader_note()) and self._settings.model.path == str(shipped_model(SMALL_READER)):
+            self.get_logger().warning(note)
         self._model = load_model(self._settings.model)
         self._delay = measure_delay(self._model, self._settings.answer.documents)
 

@@ -8,14 +8,13 @@ With documents it also answers questions, with a text model of its own (``dragon
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer
-from dsd_ros.paths import documents_directory, models_directory
+from dsd_ros.paths import documents_directory
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
@@ -94,8 +93,7 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         if folder is not None:
             from dsd_ros.dragon.server import Documents
 
-            path = self._settings.text_model or str(models_directory() / "reader")
-            self._documents = Documents.load(folder, replace(self._settings.model, path=path))
+            self._documents = Documents.load(folder, self._settings.model, self._settings.text_model)
         self._model = load_model(self._settings.model)
 
     def begin(self) -> None:

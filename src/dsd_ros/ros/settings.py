@@ -39,7 +39,7 @@ from dsd_ros.navigation.goals import WHEN
 from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
 from dsd_ros.options import check_options, option
-from dsd_ros.paths import OWN, models_directory
+from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
@@ -128,7 +128,7 @@ class NodeModelSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         if not self.path:
-            object.__setattr__(self, "path", str(models_directory() / self.role))
+            object.__setattr__(self, "path", str(shipped_model(self.role)))
         super().__post_init__()
 
 

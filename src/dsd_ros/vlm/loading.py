@@ -32,6 +32,7 @@ from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
+from dsd_ros.vlm.gguf_file import GgufFile, read_llama, read_tokenizer
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate, prompt_file, read_texts
 from dsd_ros.vlm.settings import ModelSettings
@@ -196,33 +197,21 @@ def exits_home(path: Path) -> Path:
 def read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
     """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded; ModelError."""
     check_fetched(path)
-    for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
-            raise ModelError(f"{path} needs the package {package} to be read; pip install {package}")
     if settings.quantization == "4bit":
         raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
     try:
-        return _read_gguf(path, settings)
+        file = GgufFile(path)
+        kind = file.metadata["general.architecture"]
+        if kind != "llama":
+            raise ModelError(f"{path} holds a model of type {kind!r}; only llama can be read from GGUF")
+        if any(name.startswith("llama.rope.scaling") for name in file.metadata):
+            raise ModelError(f"{path} scales its positions, which is not read from GGUF; use the safetensors model")
+        with quiet_transformers():
+            return read_llama(file, getattr(torch, settings.dtype)), read_tokenizer(file)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a GGUF model: {_first_line(error)}") from error
-
-
-def _read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
-    from gguf import GGUFReader
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    fields = GGUFReader(path).fields
-    kind = fields["general.architecture"].contents()
-    if kind != "llama":
-        raise ModelError(f"{path} holds a model of type {kind!r}; only llama can be read from GGUF")
-    if any(name.startswith("llama.rope.scaling") for name in fields):
-        raise ModelError(f"{path} scales its positions, which is not read from GGUF; use the safetensors model")
-    file: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    with quiet_transformers():
-        loaded: Any = LlamaForCausalLM.from_pretrained(**file, **_load_options(settings))
-        return _checked(path, *loaded), AutoTokenizer.from_pretrained(**file)
 
 
 def _model(

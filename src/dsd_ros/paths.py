@@ -78,7 +78,7 @@ def cache_directory() -> Path:
     return base / PACKAGE
 
 
-OWN, SHIPPED, MY_CHAIR = "own", "shipped", "my-chair"
+OWN, SHIPPED = "own", "shipped"
 
 
 def user_path(text: str | Path) -> Path:
@@ -94,8 +94,7 @@ def user_path(text: str | Path) -> Path:
 def documents_directory(named: str, side: str) -> Path | None:
     """The folder of documents that is meant, for ``side``, "robot" or "cloud".
 
-    A path, "shipped" (the examples of dsd), "my-chair" (those of that scenario), "own" (what `dsd documents` keeps
-    for this user), or empty: None.
+    A path, "shipped" (the examples of dsd), "own" (what `dsd documents` keeps for this user), or empty: None.
     """
     if not named:
         return None
@@ -111,8 +110,6 @@ def documents_directory(named: str, side: str) -> Path | None:
         return folder
     if named == SHIPPED:
         return config_directory() / "documents" / side
-    if named == MY_CHAIR:
-        return config_directory() / "documents" / MY_CHAIR / side
     return user_path(named)
 
 

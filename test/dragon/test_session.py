@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -13,10 +14,11 @@ from msgspec.structs import replace
 from table_model import TableModel
 
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
-from dsd_ros.dragon.answers import AnswerRefused
+from dsd_ros.dragon.answers import AnswerRefused, SentenceSource, sources_of
 from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.server import DragonServer, ServiceSettings
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.settings import SIDES, AggregationSettings
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.channel import LinkClosed, LinkError, LocalChannel
@@ -77,6 +79,54 @@ def test_the_answer_is_that_of_both_mixtures(cloud, temperature, evidence, windo
         if schedule in ("device", "cloud"):
             assert set(statistics.aggregators[1:]) <= {schedule}
         assert asking.answer("another one").tokens == reference(settings, 2, "another one")
+
+
+@pytest.mark.parametrize("schedule", ["device", "cloud", "random"])
+def test_the_sources_are_the_same_whoever_aggregates(cloud, schedule):
+    settings = AggregationSettings(
+        max_tokens=24, schedule=schedule, aggregator="cloud" if schedule == "cloud" else "device"
+    )
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        answer = asking.answer(QUESTION)
+    steps = answer.statistics.steps
+    assert [step.sources for step in steps] == [
+        tuple((number, pytest.approx(share, abs=0.02)) for number, share in both)
+        for both in told_by_hand(answer.tokens)
+    ]
+    assert {step.aggregator for step in steps} >= ({schedule} if schedule in SIDES else set(SIDES))
+    names = [document.source for document in (*OURS.documents, *THEIRS.documents)]
+    assert answer.sources and {source.document for source in answer.sources} <= set(names)
+
+
+def told_by_hand(tokens: list[int]):
+    """Of each token, what its two sides' documents give of its probability, where their own draft was that token."""
+    halves = [
+        LocalMixture(model, LETTERS, QUESTION, shelf.documents, 0.0)
+        for model, shelf in ((DEVICE, OURS), (CLOUD, THEIRS))
+    ]
+    for count, token in enumerate(tokens):
+        for half in halves:
+            half.follow(tokens[:count])
+        ours, theirs = (half.next() for half in halves)
+        cloud = 1.0 / (1.0 + math.exp(ours.log_weight - theirs.log_weight))
+        yield tuple(
+            (local.source_of(token)[0], share * local.source_of(token)[1])
+            if int(local.p.argmax()) == token
+            else (0, 0.0)
+            for local, share in ((ours, 1.0 - cloud), (theirs, cloud))
+        )
+
+
+def test_a_sentences_source_is_the_document_that_gives_most_of_it():
+    words = ["It ", "is ", "the ", "Viola. ", "The ", "Viola ", "is ", "red, ", "v1.5 ", "mark. ", "I do not know."]
+    own, theirs, other = ("device", "owner.md"), ("cloud", "chairs.md"), ("device", "b.md")
+    told = [{own: 0.4, theirs: 0.5}] * 2 + [{own: 0.9}] * 2 + [{theirs: 0.6, other: 0.1}] * 5 + [{}] + [{own: 1.0}]
+    found = sources_of(range(11), told, lambda tokens: "".join(words[token] for token in tokens))
+    assert found == (
+        SentenceSource("It is the Viola.", "device", "owner.md"),
+        SentenceSource("The Viola is red, v1.5 mark.", "cloud", "chairs.md"),
+    )
+    assert sources_of([1], [{}], str) == () == sources_of([], [], str)
 
 
 def test_an_answer_ends_where_both_mixtures_end_it():

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsd_ros.navigation.goals import instruction_in, needs_memory
+from dsd_ros.navigation.goals import instruction_in, needs_memory, question_about, resolve_answer
+from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.robot.sim.world import COLOURS, KINDS
 
 OF_THE_SPEAKER = [
@@ -72,3 +73,31 @@ def test_no_instruction_of_the_simulator_needs_memory():
 )  # fmt: skip
 def test_only_an_answer_that_ends_in_one_instruction_moves_the_robot(answer, instruction):
     assert instruction_in(answer) == instruction
+
+
+@pytest.mark.parametrize(
+    ("goal", "unclear"),
+    [
+        ("bring me to the chair I like", "which chair you like"),
+        ("go where my guest's box is", "which box is your guest's"),
+        ("Please take me to the chair that my mother made.", "which chair your mother made"),
+        ("I want you to go to the chair we sit on", "which chair you sit on"),
+        ("go to the chair I am sitting on", "which chair you are sitting on"),
+        ("find my little daughter\u2019s ball!", "which ball is your little daughter's"),
+        ("bring me to my chair", "which chair is yours"),
+        ("where we met yesterday", "what 'where we met yesterday' means"),
+    ],
+)
+def test_a_robot_that_does_not_know_asks_about_the_thing(goal, unclear):
+    asked = f"I do not know {unclear}. Say it by its colour, or add a document that tells it."
+    assert question_about(goal) == asked
+    found = resolve_answer(goal, True, "", "I do not know.", ["a source"])
+    assert found.outcome is RunOutcome.NOT_KNOWN and found.instruction == "" and found.question == asked
+    assert asked in found.sentence and found.answer == "I do not know." and found.sources == ["a source"]
+
+
+def test_it_asks_nothing_where_it_knows_and_where_memory_failed():
+    known = resolve_answer("go to my chair", True, "", "The Viola is red. Go: find the red chair", ["a source"])
+    assert known.instruction == "find the red chair" and known.question == "" and known.sources == ["a source"]
+    lost = resolve_answer("go to my chair", False, "The cloud is away.", "")
+    assert lost.question == "" and "The cloud is away." in lost.sentence and lost.outcome is RunOutcome.NOT_KNOWN

@@ -14,7 +14,7 @@ from nav_msgs.msg import Odometry
 from ros_rig import GoalClient, Rig
 from tiny_text import make_tiny_text
 
-from dsd_msgs.msg import NavAction, Question, Verdict
+from dsd_msgs.msg import AnswerSource, MemoryAnswer, NavAction, Question, Verdict
 from dsd_msgs.srv import Ask
 from dsd_ros.dragon.documents.store import open_documents
 from dsd_ros.navigation.controller import Pose
@@ -303,25 +303,44 @@ def test_a_goal_that_memory_cannot_make_plain_ends_at_once(rig):
 
     def answer(request, response):
         asked.append(request.question)
-        response.success, response.text = True, answers[0]
+        response.success, response.text, response.sources = True, answers[0], known
         return response
+
+    known = [AnswerSource(sentence="The Viola is red.", side=AnswerSource.CLOUD, document="chairs.md")]
+    latched, feedback = [], []
+    rig.node.create_subscription(MemoryAnswer, "dsd/memory_answer", latched.append, qos.LATCHED)
+
+    def heard(message) -> None:
+        feedback.append(message.feedback)
 
     told = "bring me to the chair I like"
     _, absent = client.result(client.send(instruction=told))()
     assert absent.outcome == RunOutcome.NOT_KNOWN and "start the memory node" in absent.message
     rig.node.create_service(Ask, "dsd/ask", answer)
     rig.until(lambda: not _absent(client, told))
-    _, unknown = client.result(client.send(instruction=told))()
+    _, unknown = client.result(client.send(heard, instruction=told))()
     assert unknown.outcome == RunOutcome.NOT_KNOWN and asked[-1] == told
     assert unknown.answer == "I do not know." and unknown.instruction == ""
+    wanted = "I do not know which chair you like. Say it by its colour, or add a document that tells it."
+    assert unknown.question == wanted and wanted in unknown.message
+    rig.until(lambda: latched and latched[-1].question == wanted, what="the question on the topic")
+    assert latched[-1].goal == told and latched[-1].instruction == ""
+    rig.until(lambda: any(each.memory.question == wanted for each in feedback), what="the question in the feedback")
+    assert all(each.phase == "asking" and each.distance_travelled == 0.0 for each in feedback)
+    rig.until(lambda: any(f"the robot asks: {wanted}" in line for line in rig.lines))
     # What it does know is carried out; here there is no robot to do it.
     answers.pop(0)
-    _, resolved = client.result(client.send(instruction=told))()
+    feedback.clear()
+    _, resolved = client.result(client.send(heard, instruction=told))()
+    assert list(resolved.sources) == known and resolved.question == ""
+    rig.until(lambda: latched[-1].instruction == "find the red chair" and list(latched[-1].sources) == known)
+    rig.until(lambda: any(e.phase != "asking" and list(e.memory.sources) == known for e in feedback))
     assert resolved.instruction == "find the red chair" and told in resolved.message
     assert resolved.outcome in (RunOutcome.ODOMETRY_LOST, RunOutcome.SAFETY_STOP)
     count = len(asked)
     _, plain = client.result(client.send(instruction="find the red chair"))()
     assert plain.outcome == resolved.outcome and len(asked) == count  # and others are not asked
+    rig.until(lambda: latched[-1].goal == "find the red chair" and latched[-1].answer == "")
 
 
 def _absent(client, told) -> bool:

@@ -82,6 +82,10 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     rig.until(lambda: tap.counts["/dsd/question"] and tap.counts["/dsd/proposal_up"])
     rig.until(lambda: QUESTION.encode() in watch.seen)
     assert watch.leaks() == []
+    assert not any(f"{number}.md".encode() in watch.seen for number in range(len(OWN)))  # nor their names
+    assert {(each.side, each.document) for each in answer.sources} <= {
+        (side, f"{n}.md") for side in (1, 2) for n in (0, 1)
+    }
 
     # What is planted on these very topics is found.
     channel = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)

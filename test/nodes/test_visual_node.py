@@ -16,12 +16,12 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 from visualization_msgs.msg import Marker, MarkerArray
 
-from dsd_msgs.msg import NavAction, ReplyProgress, RoundStats
+from dsd_msgs.msg import AnswerSource, MemoryAnswer, NavAction, ReplyProgress, RoundStats
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.nodes.draft_node import ReplyPublisher, shortened
 from dsd_ros.observe.ros import visual_messages
 from dsd_ros.observe.ros.live import round_from, step_from
-from dsd_ros.observe.view.state import Overlay, ShownStep
+from dsd_ros.observe.view.state import Overlay, ShownMemory, ShownStep
 from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
 from dsd_ros.robot.frames import FrameSettings
@@ -165,6 +165,11 @@ def test_the_configuration_against_the_live_graph(rig):
     assert math.dist((begin.x, begin.y), (end.x, end.y)) == pytest.approx(0.5, abs=1e-6)
     names = {marker.ns for array in markers for marker in array.markers}
     rig.until(lambda: {m.ns for a in markers for m in a.markers} >= {"intended", "steps", "reply"}, what=str(names))
+    remember = node.create_publisher(MemoryAnswer, "dsd/memory_answer", qos.LATCHED)
+    red = AnswerSource(sentence="The Viola is red.", side=AnswerSource.CLOUD, document="chairs.md")
+    remember.publish(MemoryAnswer(goal="go to my chair", answer="The Viola is red. Go: find it", sources=[red]))
+    text = "The Viola is red. [chairs.md, cloud]\nGo: find it"
+    rig.until(lambda: any(m.text == text for a in markers for m in a.markers if m.ns == "memory"), what="the answer")
     assert walked[-1].header.frame_id == intended[-1].header.frame_id == "odom"
 
 
@@ -180,6 +185,19 @@ def test_markers_have_stable_ids_and_what_is_momentary_fades():
     assert len(momentary[0].points) >= 2
     stop = ShownStep(4, "stop", 0.0, 0.0, True, (0.0, 0.0, 0.0))
     assert len(visual_messages.present_markers(overlay, stop, (0.0,) * 3, HEADER)[0].points) == 2
+
+
+def test_memorys_answer_stands_over_the_robot_with_its_sources_or_the_robots_question():
+    told = (("It is the Viola.", "owner.md, robot"), ("The Viola is red.", "chairs.md, cloud"), ("Go: find it", ""))
+    overlay = Overlay(memory=ShownMemory("bring me to my chair", told, "find it"))
+    (known,) = visual_messages.present_markers(overlay, None, (1.0, 2.0, 0.0), HEADER)
+    assert (known.ns, known.type) == ("memory", Marker.TEXT_VIEW_FACING)
+    assert known.text == "It is the Viola. [owner.md, robot]\nThe Viola is red. [chairs.md, cloud]\nGo: find it"
+    question = "I do not know which chair is yours."
+    overlay = Overlay(memory=ShownMemory("bring me to my chair", (("I do not know.", ""),), "", question))
+    (unknown,) = visual_messages.present_markers(overlay, None, (1.0, 2.0, 0.0), HEADER)
+    assert unknown.text == question and unknown.color != known.color
+    assert unknown.lifetime.sec + unknown.lifetime.nanosec > 0
 
 
 def test_a_world_as_markers():

@@ -33,17 +33,19 @@ DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|du
 
 # The first digits of the SHA-256 of each file without its comments: robots and bags use these definitions.
 IN_USE = {
+    "AnswerSource.msg": "e3c72932263e0ab4",
     "AskStats.msg": "27768dbe5b2af194",
     "DecodeStats.msg": "883e8cd73a22a69c",
     "Draft.msg": "6ec3c0a0799be48c",
+    "MemoryAnswer.msg": "a2106d4a93a02520",
     "NavAction.msg": "c82c00f1133aee29",
     "Observation.msg": "5e2ac3c451c1623c",
     "Outcome.msg": "c7801cf5779514ac",
     "Past.msg": "bd9bb2344120aaaa",
-    "Proposal.msg": "e1b3782b150bf7b3",
+    "Proposal.msg": "06adb8674d916b67",
     "Question.msg": "b6561e3475704ab1",
     "QuestionEnd.msg": "8b994dfc753146cd",
-    "QuestionReply.msg": "b6046c2ebbfd7079",
+    "QuestionReply.msg": "166227e31347144a",
     "Refusal.msg": "650b5fd9729cf4ca",
     "ReplyProgress.msg": "01df2d80c0845df5",
     "Reveal.msg": "ea82fbb58aaeec04",
@@ -53,11 +55,11 @@ IN_USE = {
     "SessionReply.msg": "86209a33ba6f6e7e",
     "SessionRequest.msg": "d56b2d398c5f2c82",
     "SpeculativeDecoding.msg": "ec53234be65f14f8",
-    "Verdict.msg": "ab5bbf5dd45d527f",
-    "Ask.srv": "6dd0a8dbaf878366",
+    "Verdict.msg": "ed32751da70f95ce",
+    "Ask.srv": "41df5891fbea441e",
     "CheckArrival.srv": "f94a7eb30bea9512",
     "Decode.srv": "e82c46098066f740",
-    "Navigate.action": "cd517cb15f40681d",
+    "Navigate.action": "d1ec9de397006c6e",
 }
 
 

@@ -18,7 +18,7 @@ class Shelf:
     """Always the same documents, in their order."""
 
     def __init__(self, *documents: tuple[str, float]) -> None:
-        self.documents = [Retrieved(text, text, relevance) for text, relevance in documents]
+        self.documents = [Retrieved(text, text, relevance, f"{text[:9]}.md") for text, relevance in documents]
         self.asked: list[str] = []
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:

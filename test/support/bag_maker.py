@@ -124,7 +124,9 @@ def png(seed: int, height: int = 28, width: int = 42) -> tuple[np.ndarray, bytes
 REPLY = "A bottle ahead. Action: forward 25 cm"
 
 
-def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap", reply_text=REPLY, grammar=""):
+def make_bag(
+    folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap", reply_text=REPLY, grammar="", answer=""
+):
     """A run of two steps, in a namespace; the second step's picture is missing."""
     maker = Maker()
     writer = BagWriter(folder, definition, storage)
@@ -141,6 +143,15 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
     put("odom", "nav_msgs/msg/Odometry")
     if grammar:
         put("dsd/grammar", "std_msgs/msg/String", data=grammar)
+    if answer:
+        told = maker.make("dsd_msgs/msg/AnswerSource", sentence=answer, side=2, document="things.md")
+        put(
+            "dsd/memory_answer",
+            "dsd_msgs/msg/MemoryAnswer",
+            goal="find mine",
+            answer=f"{answer} Go: find it",
+            sources=[told],
+        )
     put(
         "dsd/session_request",
         "dsd_msgs/msg/SessionRequest",

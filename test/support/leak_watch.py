@@ -10,6 +10,7 @@ import numpy as np
 
 from dsd_ros.decoding.packing import id_bits
 from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.wire.messages import Message, Proposal, Verdict
 
 QUESTION = "what does she like"
 WORDS, TOKENS, CHARACTERS = 8, 8, 24
@@ -28,6 +29,7 @@ class Watch:
 
     def __init__(self, model, documents) -> None:
         self.seen = bytearray()
+        self.drafts: list[Proposal | Verdict] = []
         self._lock = threading.Lock()
         self._needles: set[bytes] = set()
         self._bits: list[str] = []
@@ -52,6 +54,11 @@ class Watch:
                     self._needles.add(bytes(some))
                 bits = np.unpackbits(np.frombuffer(packed(some, width), np.uint8), bitorder="little")[: TOKENS * width]
                 self._bits.append("".join(map(str, bits)))
+
+    def note(self, message: Message) -> None:
+        """Keep a draft or a verdict, to be looked at as a message."""
+        if isinstance(message, Proposal | Verdict):
+            self.drafts.append(message)
 
     def take(self, data: bytes) -> None:
         with self._lock:
@@ -86,10 +93,11 @@ def packed(ids: list[int], width: int) -> bytes:
 
 
 class Documents:
-    """Finds all it has."""
+    """Finds all it has; its documents have names that are no words of theirs."""
 
     def __init__(self, texts) -> None:
         self._texts = texts
+        self.names = [f"{text.split()[0]}-{len(text)}.md" for text in texts]
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
-        return [Retrieved(text, text, float(-n)) for n, text in enumerate(self._texts[:count])]
+        return [Retrieved(t, t, float(-n), self.names[n]) for n, t in enumerate(self._texts[:count])]

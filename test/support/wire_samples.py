@@ -41,15 +41,16 @@ SAMPLES: dict[type, dict[str, Any]] = {
     },
     m.QuestionReply: {
         "ask": 9, "attempt": 1, "error": "no", "model_name": "t", "model_fingerprint": "f", "vocab_size": 8,
-        "eos_token_ids": [7], "documents": 1, "held": 2,
+        "eos_token_ids": [7], "documents": 1, "held": 2, "sources": ["a.md"],
     },
     m.Proposal: {
         "ask": 9, "attempt": 1, "position": 2, "rejections": 1, "token": 4, "log_weight": 0.5, "evidence": b"e",
-        "decode_us": 1, "sent": 2, "echo": 3, "held": 4,
+        "decode_us": 1, "sent": 2, "echo": 3, "held": 4, "source": 1, "source_share": 90,
     },
     m.Verdict: {
         "ask": 9, "attempt": 1, "position": 2, "token": 4, "device_accepted": True, "cloud_accepted": True,
-        "hands_over": True, "decode_us": 1, "sent": 2, "echo": 3, "held": 4,
+        "hands_over": True, "decode_us": 1, "sent": 2, "echo": 3, "held": 4, "source": 1, "source_share": 90,
+        "cloud_share": 80,
     },
     m.Reveal: {"ask": 9, "attempt": 1, "position": 2, "rejections": 1, "ids": [1, 2], "values": b"abcd"},
     m.QuestionEnd: {"ask": 9, "attempt": 1, "code": "cancelled", "sentence": "no"},

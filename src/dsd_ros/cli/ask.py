@@ -76,7 +76,8 @@ def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable
 
         answer = _answer(args, session, service, on_token, say)
     printer.end(answer.text)
-    print(summary(answer), file=sys.stderr)
+    for told in [*source_lines(answer), summary(answer)]:
+        print(told, file=sys.stderr)
     write_json(args.json, as_json(args.question, answer))
     return EXIT_DONE
 
@@ -140,6 +141,12 @@ class _Printer:
             print(f"\n{shown(text, keep=LINES)}", flush=True)
 
 
+def source_lines(answer: Answer) -> list[str]:
+    """A line for each sentence whose document is known: the document's name, and whose it is."""
+    owners = {"device": "the robot", "cloud": "the cloud"}
+    return [shown(f"  {each.sentence}  <- {each.document} of {owners[each.side]}") for each in answer.sources]
+
+
 def summary(answer: Answer) -> str:
     """An answer's figures on one line."""
     figures, share = answer.statistics, answer.statistics.accepted
@@ -157,9 +164,12 @@ def summary(answer: Answer) -> str:
 
 
 def as_json(question: str, answer: Answer) -> dict[str, Any]:
-    """Text, tokens and figures."""
+    """Text, tokens, sources and figures."""
     figures = answer.statistics
-    result = {"question": question} | {name: getattr(answer, name) for name in ("text", "tokens", "finished", "whole")}
+    result = {"question": question} | {
+        name: getattr(answer, name) for name in ("text", "tokens", "finished", "whole", "known")
+    }
+    result["sources"] = [each._asdict() for each in answer.sources]
     result |= {name: getattr(figures, name) for name in _FIGURES}
     accepted = {f"{side}_accepted": figures.accepted[side] for side in ("device", "cloud")}
     listed = {"token_seconds": list(figures.token_seconds), "aggregators": list(figures.aggregators)}

@@ -14,23 +14,39 @@ from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS, TRANSPORTS
 
 
 @dataclass(frozen=True)
-class Scenario:
-    """An instruction that robot and cloud can only resolve together; ``target``, which no node knows, is its answer."""
+class Errand:
+    """An instruction that robot and cloud can only resolve together; ``target``, which no node knows, is its answer.
 
-    help: str
+    ``seed``: of a room with two things that look alike, of which the answer says which is meant.
+    """
+
     instruction: str
     target: str
     seed: int
-    arguments: Mapping[str, str]  # of the demo system
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Errands, and the arguments of the demo system for them."""
+
+    help: str
+    errands: tuple[Errand, ...]
+    arguments: Mapping[str, str]
+
+    def errand(self, instruction: str | None) -> Errand:
+        """The errand of an instruction; the first one for any other."""
+        said = " ".join((instruction or "").lower().split()).rstrip(".!")
+        return next((one for one in self.errands if one.instruction.lower() == said), self.errands[0])
 
 
 SCENARIOS = {
-    "my-chair": Scenario(
-        "the robot's documents say which chair its owner likes, and the cloud's what colour that chair is",
-        "bring me to the chair I like",
-        "find the red chair",
-        7,  # among a blue, a white and a silver chair
-        {"memory": "auto", "memory_documents": "my-chair", "cloud_documents": "my-chair"},
+    "owner": Scenario(
+        "the robot's documents say which thing its owner means, and the cloud's what colour that thing is",
+        (
+            Errand("bring me to the chair I like", "find the red chair", 97),  # beside a blue chair
+            Errand("go where my guest's box is", "find the blue box", 39),  # beside a white box
+        ),
+        {"memory": "auto", "memory_documents": "shipped", "cloud_documents": "shipped"},
     )
 }
 
@@ -65,7 +81,7 @@ class DemoSettings:
         """Fill in the scenario's instruction and seed where none is given; ValueError for an unknown scenario."""
         if self.scenario and self.scenario not in SCENARIOS:
             raise ValueError(f"'{self.scenario}' is not a scenario; choose from {', '.join(SCENARIOS)}.")
-        chosen = SCENARIOS.get(self.scenario)
+        chosen = SCENARIOS[self.scenario].errand(self.instruction) if self.scenario else None
         instruction, seed = (chosen.instruction, chosen.seed) if chosen else (DEMO_INSTRUCTION, DEMO_SEED)
         return replace(
             self,
@@ -76,7 +92,9 @@ class DemoSettings:
     @property
     def goal(self) -> str:
         """The instruction that names the world's target."""
-        return SCENARIOS[self.scenario].target if self.scenario else self.instruction or DEMO_INSTRUCTION
+        if self.scenario:
+            return SCENARIOS[self.scenario].errand(self.instruction).target
+        return self.instruction or DEMO_INSTRUCTION
 
 
 @arguments

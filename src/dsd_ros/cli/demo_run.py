@@ -65,6 +65,8 @@ class DemoReport:
     instruction: str = ""
     scenario: str = ""
     answer: str = ""  # memory's answer to the instruction; empty: none
+    sources: list[dict[str, str]] = field(default_factory=list)  # its sentences, each with side and document
+    question: str = ""  # what the robot asks the person, because memory does not know; empty: nothing
     resolved_instruction: str = ""  # the instruction carried out; empty: none
     outcome: str = "UNKNOWN"
     message: str = ""
@@ -228,7 +230,7 @@ def _run(
     driver = "go2_node" if settings.robot == "go2-standin" else ""
     values = values_of("demo", arguments)
     memory, bag = values["memory"] != "never", values["record"]
-    client = DemoClient(story.progress, story.step, driver=driver, memory=memory, recorded=bool(bag))
+    client = DemoClient(story.progress, story.step, story.memory, driver, memory, recorded=bool(bag))
     try:
         stage.wait(lambda: not story.wait_for(client.awaited()), _READY_LIMIT_S, "The nodes did not become ready")
         if bag and not _await_recorder(client, stage):

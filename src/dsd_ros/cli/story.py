@@ -173,12 +173,20 @@ class Story:
             self._say(f"{head} {rest}")
         self._show("")
 
+    def memory(self, message: Any) -> None:
+        """What the goal means by memory (MemoryAnswer), by which documents; or what the robot asks."""
+        from dsd_ros.observe.view.state import ShownMemory
+
+        memory = ShownMemory.of(message)
+        for sentence, document in memory.told:
+            self._say(shown(f"memory: {sentence}{f'  <- {document}' if document else ''}"))
+        if memory.question:
+            self._say(shown(f"the robot asks: {memory.question}"), "bold yellow")
+
     def end(self, report: DemoReport, bag: str) -> None:
         """The result, plainly, and where everything is; the last that is shown."""
         self._show("")
         self._shows = "nothing"
-        if report.answer:
-            self._say(f"memory: {shown(report.answer)}")
         where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
         actions, collisions = counted(len(report.steps), "action"), counted(report.collisions, "collision")
         self._say(

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer, its statistics, and the error for a refused question."""
+"""An answer, where its sentences come from, its statistics, and the error for a refused question."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dsd_ros.dragon.settings import SIDES
 from dsd_ros.dragon.state import Step
+from dsd_ros.vlm.prompts import NOT_KNOWN
 from dsd_ros.wire.channel import LinkError
 
 
@@ -67,6 +71,44 @@ class AnswerStatistics:
         return (self.bytes_up + self.bytes_down) / max(1, len(self.token_seconds))
 
 
+class SentenceSource(NamedTuple):
+    """A sentence of an answer, and the document that tells it: its side, "device" or "cloud", and its name."""
+
+    sentence: str
+    side: str
+    document: str
+
+
+Told = dict[tuple[str, str], float]  # of one token: (side, document) -> how much of its probability the document gives
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+
+
+def sources_of(
+    tokens: Sequence[int], told: Sequence[Told], text_of: Callable[[list[int]], str]
+) -> tuple[SentenceSource, ...]:
+    """The document behind each sentence: the one that gives most of its tokens' probability.
+
+    ``told``: for the first tokens of an answer, as many as count. Left out are sentences of which no document is named,
+    and those that say "I do not know.".
+    """
+    tokens, begin = list(tokens), 0
+    sentences: list[tuple[int, int, Told]] = []  # its first token, the one after its last, and its documents
+    held: Told = {}
+    for at, shares in enumerate(told):
+        if _SENTENCE_END.search(text_of(tokens[begin : at + 1])):
+            sentences.append((begin, at, held))
+            begin, held = at, {}
+        for document, share in shares.items():
+            held[document] = held.get(document, 0.0) + share
+    sentences.append((begin, len(told), held))
+    said = [(text_of(tokens[first:last]).strip(), weights) for first, last, weights in sentences]
+    return tuple(
+        SentenceSource(text, *max(weights, key=weights.__getitem__))
+        for text, weights in said
+        if weights and NOT_KNOWN not in text
+    )
+
+
 @dataclass(frozen=True)
 class Answer:
     """One answer: ``tokens`` with the one that ends it, and their text without special tokens.
@@ -78,6 +120,12 @@ class Answer:
     tokens: list[int]
     finished: bool
     statistics: AnswerStatistics
+    sources: tuple[SentenceSource, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether the answer tells anything: false where it says "I do not know."."""
+        return bool(self.text) and NOT_KNOWN not in self.text
 
     @property
     def whole(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
+from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics, Told, sources_of
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
 from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
@@ -24,7 +24,7 @@ from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.scheduler import SIDES, Scheduler
 from dsd_ros.dragon.settings import AggregationSettings
-from dsd_ros.dragon.state import Contradiction, own_choice
+from dsd_ros.dragon.state import Contradiction, Sources, own_choice
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
@@ -294,6 +294,7 @@ class DragonClient(Asker):
                 asked.limits.check()
                 continue
             token = own_choice(settings, self.replies, local.p, len(asked.tokens))
+            asked.tell((local.source_of(token), (0, 0.0)), [])
             self._take(asked, token, time.monotonic())
 
     def _result(self, asked: _Asked, bytes_before: tuple[int, int], attempts: int) -> Answer:
@@ -304,8 +305,9 @@ class DragonClient(Asker):
         figures.bytes_up, figures.bytes_down = up - bytes_before[0], down - bytes_before[1]
         figures.passes, figures.attempts = asked.mixture.passes, attempts
         finished = bool(asked.tokens) and asked.tokens[-1] in asked.eos | self.model.eos_token_ids
-        text = self.model.decode_text(asked.tokens)
-        return Answer(text, asked.tokens, finished, figures)
+        text, told = self.model.decode_text(asked.tokens), asked.told
+        sources = sources_of(asked.tokens, told[:-1] if finished else told, self.model.decode_text)
+        return Answer(text, asked.tokens, finished, figures, sources)
 
     # ------------------------------------------------------------------ the other threads
 
@@ -350,6 +352,7 @@ class Attempt:
         self.failure: LinkError | Exception | None = None
         self.eos: frozenset[int] = frozenset()
         self.documents = 0
+        self.sources: list[str] = []  # the names of the cloud's documents
         self._mixture, self._send, self._profile, self._wake = mixture, send, profile, wake
         self._early: list[Message] = []
         self._read = False  # whether the documents were read while waiting for the reply
@@ -441,7 +444,7 @@ class Attempt:
         if reply.held and 0.0 <= trip <= MAX_MEASURED_US / 1e6:  # 0: it was not measured
             self._profile.link.observe(0, trip)
         self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
-        self.documents = reply.documents
+        self.documents, self.sources = reply.documents, reply.sources
         half = AggregationPeer(
             self.question, "device", reply.vocab_size, self.eos, self._mixture, self._send, self._profile, self._wake
         )
@@ -486,6 +489,7 @@ class _Asked:
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     eos: frozenset[int] = frozenset()
+    told: list[Told] = field(default_factory=list)  # by which documents, for each token
 
     def ended(self, max_tokens: int, eos: frozenset[int]) -> bool:
         last = self.tokens[-1:] or [-1]
@@ -499,8 +503,19 @@ class _Asked:
         self.eos = attempt.eos
         figures.cloud_documents = attempt.documents
         figures.steps += tuple(state.steps)
+        for step in state.steps:
+            self.tell(step.sources, attempt.sources)
         figures.reveals += state.reveals
         figures.preemptions += half.preemptions
         figures.dropped += half.dropped
         for side, count in state.rejections.items():
             figures.rejections[side] += count
+
+    def tell(self, sources: Sources, cloud: list[str]) -> None:
+        """Note the documents behind a token, by ``Step.sources`` and the names of the cloud's."""
+        names = [found.source for found in self.mixture.documents], cloud
+        self.told.append({
+            (side, of[number - 1]): share
+            for side, (number, share), of in zip(SIDES, sources, names, strict=True)
+            if 0 < number <= len(of) and of[number - 1]
+        })  # fmt: skip

@@ -41,10 +41,14 @@ class Preempted(Exception):
 
 
 class Local(NamedTuple):
-    """p (V,) float32, and the log-sum-exp of the documents' relevances."""
+    """p (V,) float32, and the log-sum-exp of the documents' relevances.
+
+    ``source_of`` a token: the document that gives most of p(token), from 1 (0: none is named), and how much it gives.
+    """
 
     p: torch.Tensor
     log_weight: float
+    source_of: Callable[[int], tuple[int, float]] = lambda _token: (0, 0.0)
 
 
 class KeptDocuments:
@@ -160,10 +164,17 @@ class LocalMixture:
         highest = max(relevances)
         shares = [math.exp(value - highest) for value in relevances]
         total = math.fsum(shares)
-        p = torch.zeros(len(rows[0]), dtype=torch.float64)
-        for row, share in zip(rows, shares, strict=True):
-            p += share / total * torch.softmax(row.cpu().double() / self._temperature, dim=0)
-        return Local(p.float(), highest + math.log(total))
+        parts = [
+            share / total * torch.softmax(row.cpu().double() / self._temperature, dim=0)
+            for row, share in zip(rows, shares, strict=True)
+        ]
+        p = torch.stack(parts).sum(dim=0)
+
+        def source_of(token: int) -> tuple[int, float]:
+            given, number = max((float(part[token]), number) for number, part in enumerate(parts))
+            return (number + 1 if self.documents[number].source else 0), given
+
+        return Local(p.float(), highest + math.log(total), source_of)
 
     def _log_odds(self, row: torch.Tensor) -> float:
         """The log odds that a document tells what comes next, from its logits; 0 for a reader that never abstains."""

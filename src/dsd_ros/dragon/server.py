@@ -321,7 +321,10 @@ class DragonServer:
             delay = self._delay if model is self.model else None
             profile = self._profiles.setdefault(answer.peer, Profile.of("cloud", delay))
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
-        answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
+        names = [found.source for found in documents]
+        answer.reply(
+            QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held, sources=names)
+        )
         half = AggregationPeer(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
         with self._lock:
             answer.half = half

@@ -10,10 +10,11 @@ recognised in whatever order messages arrive.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from dsd_ros.dragon.settings import SIDES, AggregationSettings
 from dsd_ros.wire.messages import MAX_REVEALED, EndCode, Message, Proposal, Question, Reveal, Verdict
 
 _STREAMS = {"device": 1, "cloud": 2}
+Sources: TypeAlias = tuple[tuple[int, float], tuple[int, float]]  # the device's and the cloud's
 
 
 class Contradiction(Exception):
@@ -41,19 +43,24 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One decided token: which side decided it, whose drafts were accepted, and whether the other side takes over."""
+    """One decided token: which side decided it, whose drafts were accepted, and whether the other side takes over.
+
+    ``sources``: of each side, (its document that tells the token, from 1, or 0; how much of the probability it gives).
+    """
 
     token: int
     aggregator: str
     device_accepted: bool
     cloud_accepted: bool
     switch: bool
+    sources: Sources = ((0, 0.0), (0, 0.0))
 
 
 class _Draft(NamedTuple):
     token: int
     local: Local
     decode_us: int
+    told: tuple[int, float]  # ``Local.source_of``
 
 
 @dataclass
@@ -162,7 +169,8 @@ class AggregationState:
     def drafted(self, local: Local, decode_us: int = 0) -> None:
         """Draft a token from the distribution after ``prefix``; SamplingError if it is invalid."""
         position = len(self.tokens) + len(self._own)
-        self._own.append(_Draft(self._choose(local.p, position), local, decode_us))
+        token = self._choose(local.p, position)
+        self._own.append(_Draft(token, local, decode_us, local.source_of(token)))
         if self.aggregates:
             self._aggregate()
         else:
@@ -202,7 +210,9 @@ class AggregationState:
         accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
         if accepted[self.side] != (self._own[0].token == verdict.token):
             raise Contradiction("a verdict contradicts its own token about a draft")
-        self._decided(verdict.token, accepted, verdict.hands_over)
+        told = verdict.source, verdict.source_share / 100
+        sources = self._sources(accepted, told, verdict.cloud_share / 100)
+        self._decided(verdict.token, accepted, verdict.hands_over, sources)
         asked, self._asked = self._asked, None
         if asked is not None:
             self._reveal(asked)
@@ -252,8 +262,14 @@ class AggregationState:
             accepted = {"device": found.device_accepted, "cloud": found.cloud_accepted}
             ends = found.token in self._eos or position + 1 >= self.question.max_tokens
             switch = not ends and self._switch(self.side, found)
-            self._post(Verdict, position, found.token, *accepted.values(), switch, decode_us)
-            self._decided(found.token, accepted, switch)
+            ahead = theirs.proposal.log_weight - self._own[0].local.log_weight
+            cloud_share = 0.5 * (1.0 + math.tanh((ahead if self.other == "cloud" else -ahead) / 2.0))
+            sources = self._sources(accepted, (theirs.proposal.source, theirs.proposal.source_share / 100), cloud_share)
+            named = self._named(self._own[0])
+            if named:
+                named["cloud_share"] = round(100 * cloud_share)
+            self._post(Verdict, position, found.token, *accepted.values(), switch, decode_us, **named)
+            self._decided(found.token, accepted, switch, sources)
             if switch:  # the other side has not seen this side's drafts
                 for number in range(len(self._own)):
                     self._propose(len(self.tokens) + number)
@@ -282,11 +298,24 @@ class AggregationState:
         self.reveals += 1
         self._post(Reveal, len(self.tokens), theirs.proposal.rejections, theirs.asked)
 
-    def _decided(self, token: int, accepted: dict[str, bool], switch: bool) -> None:
+    def _named(self, draft: _Draft) -> dict[str, int]:
+        """The fields of a message that say which document tells a draft; the device keeps that to itself."""
+        return {"source": draft.told[0], "source_share": round(100 * draft.told[1])} if self.side == "cloud" else {}
+
+    def _sources(self, accepted: dict[str, bool], told: tuple[int, float], cloud_share: float) -> Sources:
+        """A step's ``sources``, from what the other side says of its own. A draft that was rejected tells nothing."""
+        both = {self.side: self._own[0].told, self.other: told}
+        shares = {"device": 1.0 - cloud_share, "cloud": cloud_share}
+        (device, one), (cloud, other) = (
+            (both[side][0], both[side][1] * shares[side]) if accepted[side] else (0, 0.0) for side in SIDES
+        )
+        return (device, one), (cloud, other)
+
+    def _decided(self, token: int, accepted: dict[str, bool], switch: bool, sources: Sources) -> None:
         """Apply a verdict; the same on both sides."""
         self._theirs.pop(len(self.tokens), None)
         self.tokens.append(token)
-        self.steps.append(Step(token, self.aggregator, accepted["device"], accepted["cloud"], switch))
+        self.steps.append(Step(token, self.aggregator, accepted["device"], accepted["cloud"], switch, sources))
         for side in SIDES:
             self.rejections[side] += not accepted[side]
         if accepted[self.side]:
@@ -308,10 +337,10 @@ class AggregationState:
         draft = self._own[position - len(self.tokens)]
         evidence = pack_evidence(self.question, draft.local.p, draft.token, self._noise(position))
         rejections, weight = self.rejections[self.side], draft.local.log_weight
-        self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us)
+        self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us, **self._named(draft))
 
-    def _post(self, kind: Callable[..., Message], *fields: object) -> None:
-        self._out.append(kind(self.question.ask, self.question.attempt, *fields))
+    def _post(self, kind: Callable[..., Message], *fields: object, **named: int) -> None:
+        self._out.append(kind(self.question.ask, self.question.attempt, *fields, **named))
 
     # ------------------------------------------------------------------ randomness
 

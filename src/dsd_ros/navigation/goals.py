@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Goals that need the robot's memory: which ones do, and the instruction that an answer from memory makes of them.
+"""Goals that need the robot's memory: which ones do, what an answer makes of them, and what the robot asks without one.
 
 With ``auto``, memory is asked when an instruction refers to its speaker: "the chair I like", "my daughter's ball". Me
 and us do not count where they only name who benefits ("show us the ball"), nor does the wish itself ("I want you to
@@ -9,7 +9,8 @@ find the red chair"). Other goals that need memory require ``always``. Pure.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.settings import RunOutcome
@@ -24,15 +25,36 @@ _BENEFICIARY = re.compile(
 _SPEAKER = re.compile(r"\b(?:i|we|my|our|mine|ours|me|us)\b", re.IGNORECASE)
 _GO = re.compile(r"(?:^|\s)Go:")
 _UNKNOWN = re.compile(r"\bI do not know\b")
+_QUOTED = 400  # most characters of a goal in a question
+_REMEDY = "Say it by its colour, or add a document that tells it."
+_VERBS = re.compile(  # what is asked for, before the thing: "please bring me to", "go where ... is"
+    r"^(?:please\s+)?(?:(?:can|could|would|will)\s+you\s+)?(?:(?:go|come)\s+and\s+)?"
+    r"(?:bring|take|lead|guide|walk|drive|carry|find|show|get|fetch|go|come|move|navigate|look|search)"
+    r"(?:\s+(?:me|us))?(?:\s+(?:to|towards?|for|where|from|at))?\s+",
+    re.IGNORECASE,
+)
+_PLACED = re.compile(r"\s+(?:is|are|stands?|lies?)$", re.IGNORECASE)
+_OWNED = re.compile(r"^((?:my|our|your|his|her|their|the)(?:\s+\w+)*?\s+\w+'s?)\s+(\w+)$", re.IGNORECASE)
+_OWN = re.compile(r"^(my|our)\s+(\w+)$", re.IGNORECASE)
+_WHICH = re.compile(r"^(?:the|that|this)\s+(\w+)(?:\s+(?:that|which|who))?\s+(?=\w)", re.IGNORECASE)
+_OTHER_PERSON = {
+    "i": "you", "we": "you", "me": "you", "us": "you", "my": "your", "our": "your", "mine": "yours", "ours": "yours",
+    "am": "are", "myself": "yourself", "you": "I", "your": "my",
+}  # fmt: skip
 
 
 class ResolvedGoal(NamedTuple):
-    """The instruction to carry out; if it is empty, ``outcome`` and ``sentence`` say why there is none."""
+    """The instruction to carry out; if it is empty, ``outcome`` and ``sentence`` say why there is none.
+
+    ``question``: what the robot asks the person then. ``sources``: the documents that tell the answer, as messages.
+    """
 
     instruction: str
     answer: str = ""
     outcome: RunOutcome = RunOutcome.UNKNOWN
     sentence: str = ""
+    question: str = ""
+    sources: Sequence[Any] = ()
 
     def explain(self, original: str, sentence: str) -> str:
         """A run's final sentence, with what the goal's own words were resolved to."""
@@ -63,14 +85,39 @@ def instruction_in(answer: str) -> str:
     return instruction if len(instruction) <= MAX_INSTRUCTION_CHARS else ""
 
 
-def resolve_answer(success: bool, message: str, text: str) -> ResolvedGoal:
-    """The goal that memory's answer ``text`` names; NOT_KNOWN where it names none."""
+def resolve_answer(goal: str, success: bool, message: str, text: str, sources: Sequence[Any] = ()) -> ResolvedGoal:
+    """What ``goal`` means by memory's answer ``text``; NOT_KNOWN, and a question, where it names no instruction."""
     if not success:
         return unknown(f"Memory did not answer: {message}", text)
     instruction = instruction_in(text)
-    if not instruction:
-        return unknown(f"Memory does not say where to go: {text}", text)
-    return ResolvedGoal(instruction, text)
+    if instruction:
+        return ResolvedGoal(instruction, text, sources=sources)
+    asked = question_about(goal)
+    found = unknown(f"{asked} Memory's answer: {text}", text)
+    return found._replace(question=asked, sources=sources)
+
+
+def question_about(goal: str) -> str:
+    """What a robot that does not know ``goal`` says to the person who gave it.
+
+    "bring me to the chair I like" gives "I do not know which chair you like. Say it by its colour, ...".
+    """
+    plain = " ".join(goal.replace("\u2019", "'").split())[:_QUOTED].rstrip(".!?, ")
+    thing = _PLACED.sub("", _VERBS.sub("", _WISH.sub("", plain).strip(), count=1))
+    if owned := _OWNED.match(thing):
+        unclear = f"which {owned[2]} is {_turned(owned[1])}"
+    elif owned := _OWN.match(thing):
+        unclear = f"which {owned[2]} is yours"
+    elif which := _WHICH.match(thing):
+        unclear = f"which {which[1]} {_turned(thing[which.end() :])}"
+    else:
+        unclear = f"what '{plain}' means"
+    return f"I do not know {unclear}. {_REMEDY}"
+
+
+def _turned(words: str) -> str:
+    """The speaker's words as the robot says them: "I like" becomes "you like"."""
+    return re.sub(r"\b\w+\b", lambda word: _OTHER_PERSON.get(word[0].lower(), word[0]), words)
 
 
 def unknown(sentence: str, answer: str = "") -> ResolvedGoal:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from nav_msgs.msg import Odometry
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 
-from dsd_msgs.msg import AskStats, NavAction
+from dsd_msgs.msg import AnswerSource, AskStats, NavAction
 from dsd_msgs.srv import Ask
 from dsd_ros.dragon.answers import Answer, AnswerRefused
 from dsd_ros.dragon.client import DragonClient
@@ -170,6 +170,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
             self._health.report(health.ERROR, f"the text model failed: {error}")
             return _fail(response, Response.FAILED, f"The text model failed: {error}")
         response.text, response.stats = answer.text, statistics(answer)
+        response.known, response.sources = answer.known, sources(answer)
         if not answer.finished:
             sentence = f"The answer was not at its end after {wanted} tokens; allow more (max_tokens)."
             return _fail(response, Response.FAILED, sentence)
@@ -234,6 +235,15 @@ class SightingMemory:
         if new:
             self._store.add(self.memory.document(SOURCE))
         return new
+
+
+def sources(answer: Answer) -> list[AnswerSource]:
+    """The documents that tell an answer, as messages."""
+    sides = {"device": AnswerSource.ROBOT, "cloud": AnswerSource.CLOUD}
+    return [
+        AnswerSource(sentence=each.sentence[:512], side=sides[each.side], document=each.document[:64])
+        for each in answer.sources[:64]
+    ]
 
 
 def statistics(answer: Answer) -> AskStats:

@@ -30,7 +30,7 @@ from rclpy.task import Future
 from std_msgs.msg import Bool, String
 
 from dsd_msgs.action import Navigate
-from dsd_msgs.msg import NavAction, SafetyState
+from dsd_msgs.msg import MemoryAnswer, NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
 from dsd_ros.navigation.actions import KINDS, format_action, read_grammar
@@ -105,6 +105,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
         self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
+        self._memory = MemoryAnswer()  # what the present goal means
+        self._memories = self.create_publisher(MemoryAnswer, "dsd/memory_answer", qos.LATCHED)
         self._grammar = read_grammar(settings.grammar)
         self._grammars = self.create_publisher(String, "dsd/grammar", qos.LATCHED)
         self._grammars.publish(String(data=json.dumps(self._grammar.data)))  # for bags
@@ -303,6 +305,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             outcome, sentence = refusal
             return Navigate.Result(outcome=int(outcome), message=sentence)
         resolved = self._resolve(goal)
+        self._tell(goal, resolved)
         if not resolved.instruction or not self._begin(goal, resolved):
             return self._not_begun(goal, resolved if not resolved.instruction else goals.STOPPED)
         with self._changed:
@@ -329,6 +332,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             message=resolved.explain(goal.request.instruction, run.sentence)[:1000],
             instruction=resolved.instruction,
             answer=resolved.answer[:8000],
+            sources=list(resolved.sources),
             steps=len(run.steps),
             distance_travelled=float(run.distance),
         )
@@ -352,7 +356,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 return RunOutcome.BAD_GOAL, trouble
             if self._goal is not None:
                 return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
-            self._goal, self._instruction = handle, text
+            self._goal, self._instruction, self._memory = handle, text, MemoryAnswer()
         return None
 
     def _resolve(self, goal: ServerGoalHandle) -> ResolvedGoal:
@@ -369,7 +373,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 return goals.unknown(f"No node offers the service '{client.srv_name}': start the memory node.")
             time.sleep(_POLL_S)
         timeout = max(0.5, deadline - time.monotonic() - _MEMORY_MARGIN_S)
-        answered = threading.Event()
+        answered, next_word = threading.Event(), 0.0
         future = client.call_async(Ask.Request(question=self._instruction, timeout=to_duration(timeout)))
         future.add_done_callback(lambda _: answered.set())
         while not answered.wait(_POLL_S):
@@ -377,10 +381,32 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             if ended is not None or time.monotonic() >= deadline:
                 client.remove_pending_request(future)
                 return ended or goals.unknown(f"Memory did not answer within {settings.timeout_s:g} s.")
+            if time.monotonic() >= next_word:
+                next_word = time.monotonic() + 0.1
+                goal.publish_feedback(
+                    Navigate.Feedback(phase="asking", elapsed_time=to_duration(time.monotonic() - began))
+                )
         answer = future.result()
         if answer is None:
             return goals.unknown("Memory failed.")
-        return goals.resolve_answer(answer.success, answer.message, answer.text)
+        return goals.resolve_answer(self._instruction, answer.success, answer.message, answer.text, answer.sources)
+
+    def _tell(self, goal: ServerGoalHandle, resolved: ResolvedGoal) -> None:
+        """Tell whoever looks on what the goal means, or what the robot asks because it does not know."""
+        self._memory = MemoryAnswer(
+            goal=goal.request.instruction,
+            answer=resolved.answer[:8000],
+            sources=list(resolved.sources),
+            instruction=resolved.instruction,
+            question=resolved.question,
+        )
+        self._memory.header.stamp = self.get_clock().now().to_msg()
+        self._memories.publish(self._memory)
+        goal.publish_feedback(Navigate.Feedback(phase="asking", memory=self._memory))
+        if resolved.question:
+            self.get_logger().warning(f"the robot asks: {resolved.question}")
+        elif resolved.answer:
+            self.get_logger().info(f"memory: {resolved.answer}")
 
     def _ended(self, goal: ServerGoalHandle) -> ResolvedGoal | None:
         """Why a goal must not begin any more; None while it may."""
@@ -410,7 +436,13 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._finish(goal, why.outcome, sentence)
         with self._changed:
             self._goal = None
-        return Navigate.Result(outcome=int(why.outcome), message=sentence, answer=why.answer[:8000])
+        return Navigate.Result(
+            outcome=int(why.outcome),
+            message=sentence,
+            answer=why.answer[:8000],
+            sources=list(why.sources),
+            question=why.question,
+        )
 
     def _finish(self, goal: ServerGoalHandle, outcome: RunOutcome, sentence: str) -> None:
         level = health.OK if outcome in _GOOD_ENDS else health.WARN
@@ -424,7 +456,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             goal.abort()
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
-        feedback = Navigate.Feedback(phase=run.phase.value, distance_travelled=float(run.distance))
+        feedback = Navigate.Feedback(phase=run.phase.value, distance_travelled=float(run.distance), memory=self._memory)
         feedback.elapsed_time = to_duration(time.monotonic() - self._began)
         for name in ("step", "kind", "distance", "angle"):
             setattr(feedback, name, getattr(self._action, name))

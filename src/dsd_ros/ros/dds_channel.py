@@ -51,7 +51,9 @@ def _fill(ros_type: type, message: msgspec.Struct) -> Any:
         if name in typecodes:
             value = array.array(typecodes[name], value)
         elif isinstance(value, list):
-            value = [_fill(getattr(ros, type(part).__name__), part) for part in value]
+            value = [
+                part if isinstance(part, str) else _fill(getattr(ros, type(part).__name__), part) for part in value
+            ]
         setattr(result, name, value)
     return result
 
@@ -88,7 +90,9 @@ def _values(message: Any, struct: type[msgspec.Struct]) -> list[Any]:
         if isinstance(value, array.array):
             value = value.tobytes() if value.typecode == "B" else value.tolist()
         elif isinstance(value, list):
-            value = [_values(part, getattr(wire, type(part).__name__)) for part in value]
+            value = [
+                part if isinstance(part, str) else _values(part, getattr(wire, type(part).__name__)) for part in value
+            ]
         values.append(value)
     return values
 

@@ -16,7 +16,7 @@ from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
-from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
+from dsd_msgs.msg import AnswerSource, DecodeStats, MemoryAnswer, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import ANY, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.settings import RunOutcome
@@ -47,12 +47,14 @@ class DemoClient:
         self,
         on_progress: Callable[[ReplyProgress], None],
         on_step: Callable[[NavAction, DecodeStats], None],
+        on_memory: Callable[[MemoryAnswer], None],
         driver: str = "",
         memory: bool = False,
         recorded: bool = False,
     ) -> None:
         """:param on_progress: called in the spinning thread with a reply as it grows.
         :param on_step: likewise with an action and its reply's figures, which are empty where it has none.
+        :param on_memory: likewise, once, with what the goal means by memory.
         :param driver: the robot's driver node, whose health says when the robot stands; empty: none.
         :param memory: wait for a memory_node as well.
         :param recorded: watch the record_node's topics, for `unheard`.
@@ -70,7 +72,8 @@ class DemoClient:
         self._driver, self._robot_ready = driver, not driver
         self._heard = set[str]()  # by the recorder
         self._result: Any = None
-        self._on_step = on_step
+        self._on_step, self._on_memory = on_step, on_memory
+        self._instruction, self._heard_memory = "", False
 
         for kind, topic, profile in (
             (CameraInfo, "camera/camera_info", qos.CAMERA),
@@ -114,9 +117,10 @@ class DemoClient:
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
         """Send the goal from the spinning thread: rclpy loses a response that overtakes the requesting thread."""
+        self._instruction = instruction
         goal = Navigate.Goal(instruction=instruction, time_limit=to_duration(time_limit))
         self._ros.executor.create_task(
-            lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
+            lambda: self._navigate.send_goal_async(goal, self._on_feedback).add_done_callback(self._on_accepted)
         )
 
     def finished(self) -> bool:
@@ -139,7 +143,12 @@ class DemoClient:
             if self._result is not None:
                 outcome = RunOutcome(self._result.outcome)
                 report.outcome, report.message = outcome.name, self._result.message
-                report.answer = self._result.answer
+                report.answer, report.question = self._result.answer, self._result.question
+                sides = {AnswerSource.ROBOT: "robot", AnswerSource.CLOUD: "cloud"}
+                report.sources = [
+                    {"sentence": each.sentence, "side": sides.get(each.side, ""), "document": each.document}
+                    for each in self._result.sources
+                ]
                 report.resolved_instruction = self._result.instruction
                 reached = self._newest.get("ground_truth/reached", Bool()).data
                 report.reached = bool(outcome is RunOutcome.ARRIVED and reached and report.collisions == 0)
@@ -153,10 +162,22 @@ class DemoClient:
             return
         handle.get_result_async().add_done_callback(self._on_result)
 
+    def _on_feedback(self, message: Any) -> None:
+        self._hear(message.feedback.memory)
+
+    def _hear(self, memory: MemoryAnswer) -> None:
+        if memory.goal and not self._heard_memory:
+            self._heard_memory = True
+            self._on_memory(memory)
+
     def _on_result(self, future: Any) -> None:
         answer = future.result()
-        self._result = None if answer is None else answer.result
         self._rejected = answer is None
+        if answer is not None:
+            result = answer.result
+            same = {name: getattr(result, name) for name in ("answer", "sources", "instruction", "question")}
+            self._hear(MemoryAnswer(goal=self._instruction, **same))  # a result may overtake feedback
+            self._result = result
 
     def _on_health(self, message: DiagnosticArray) -> None:
         for status in message.status:

@@ -30,6 +30,7 @@ TOPICS: dict[str, str] = {
     "dsd/decode_stats": "dsd_msgs/msg/DecodeStats",
     "dsd/reply_progress": "dsd_msgs/msg/ReplyProgress",
     "dsd/nav_action": "dsd_msgs/msg/NavAction",
+    "dsd/memory_answer": "dsd_msgs/msg/MemoryAnswer",
     "dsd/safety_state": "dsd_msgs/msg/SafetyState",
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
@@ -44,7 +45,10 @@ WHERE_THERE = (
     "ground_truth/target_distance", "ground_truth/reached", "ground_truth/markers", "simulator/fault",
     "robot_description", "dsd/visual/markers", "dsd/visual/path_walked", "dsd/visual/path_intended",
 )  # fmt: skip
-_LATCHED = frozenset({"dsd/instruction", "dsd/grammar", "dsd/safety_state", "dsd/session_request", "dsd/session_reply"})
+_LATCHED = frozenset({
+    "dsd/instruction", "dsd/memory_answer", "dsd/grammar", "dsd/safety_state", "dsd/session_request",
+    "dsd/session_reply",
+})  # fmt: skip
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
 _DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20

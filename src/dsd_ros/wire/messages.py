@@ -49,12 +49,14 @@ TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Confidence = Annotated[float, Meta(ge=0.0, le=1.0, extra={"packed": "uint16"})]
+Share = Annotated[int, Meta(ge=0, le=100)]  # of a whole, in hundredths
 LogWeight = Annotated[float, Meta(ge=-MAX_LOG_WEIGHT, le=MAX_LOG_WEIGHT)]
 EndIds = Annotated[list[TokenId], Meta(max_length=16)]
 Drafted = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT, extra={"packed": "varints"})]
 Verified = Annotated[list[TokenId], Meta(max_length=MAX_REPLY, extra={"packed": "varints"})]
 Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
 ShortText = Annotated[str, Meta(max_length=256, extra={"msg": "string<=256"})]
+Names = Annotated[list[ShortText], Meta(max_length=MAX_DOCUMENTS)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
 Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
@@ -307,6 +309,7 @@ class QuestionReply(Fields, frozen=True, tag=9):
     documents: UInt16 = 0  # documents that the cloud found
     held: UInt32 = 0  # from the question's arrival to this reply, microseconds; the rest of the wait was the link
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+    sources: Names = []  # of those documents, in their order; never their text
 
 
 class Proposal(Fields, frozen=True, tag=10):
@@ -324,6 +327,8 @@ class Proposal(Fields, frozen=True, tag=10):
     echo: UInt32 = 0  # the other side's `sent` that arrived last
     held: UInt32 = 0  # how long ago that was, microseconds
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+    source: UInt16 = 0  # from the cloud: its document that tells the token, from 1, as in QuestionReply; 0: none
+    source_share: Share = 0  # how much of the token's probability behind the cloud's documents it gives, in hundredths
 
 
 class Verdict(Fields, frozen=True, tag=11):
@@ -341,6 +346,9 @@ class Verdict(Fields, frozen=True, tag=11):
     echo: UInt32 = 0  # the other side's `sent` that arrived last
     held: UInt32 = 0  # how long ago that was, microseconds
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+    source: UInt16 = 0  # from the cloud: its document that tells the token, from 1, as in QuestionReply; 0: none
+    source_share: Share = 0  # how much of the token's probability behind the cloud's documents it gives, in hundredths
+    cloud_share: Share = 0  # of the weight of both sides' documents that the cloud's have, in hundredths
 
 
 class Reveal(Fields, frozen=True, tag=12):

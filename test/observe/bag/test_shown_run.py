@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bag_maker import make_bag
 from browser import Page, browser, find_browser
 
 from dsd_ros.observe.bag.plots import page as report_of
@@ -57,6 +58,14 @@ def events_of(feed: PageFeed) -> dict[str, list[dict[str, Any]]]:
                 event = json.loads(line[6:])
                 found[event["k"]].append(event)
     return found
+
+
+def test_what_memory_answered_is_shown_with_its_sources(tmp_path, faults):
+    run = read_run(make_bag(tmp_path / "bag", answer="The Tilda is silver."))
+    (found,) = events_of(feed_of(run))["memory"]
+    told = [["The Tilda is silver.", "things.md, cloud"], ["Go: find it", ""]]
+    assert found["v"] == {"goal": "find mine", "told": told, "instruction": "", "question": ""}
+    assert "memory" not in events_of(feed_of(faults))  # recorded before there were any
 
 
 def test_a_run_becomes_the_events_of_the_live_page(faults, shown):

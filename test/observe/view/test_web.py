@@ -22,9 +22,9 @@ from PIL import Image
 from views_sample import sample_reply, share
 
 from dsd_ros.observe.view import web
-from dsd_ros.observe.view.events import reply_event, robot_event, stats_event, step_event
+from dsd_ros.observe.view.events import memory_event, reply_event, robot_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
-from dsd_ros.observe.view.state import ShownStep
+from dsd_ros.observe.view.state import ShownMemory, ShownStep
 
 BAGS = Path(__file__).parents[2] / "bags"
 SKY = (40, 120, 200)  # of the picture shown, RGB
@@ -265,6 +265,12 @@ def sample_feed() -> web.PageFeed:
             "log", {"level": "warn" if number == 2 else "", "name": "draft_node", "text": f"reply {number} <b>"}, at=at
         )
     feed.add("link", {"ok": True, "text": "session open, mode fsd", "gone": False}, at=3.0)
+    told = (
+        ("It is the Viola.", "owner.md, robot"),
+        ("The Viola is silver <b>.", "things.md, cloud"),
+        ("Go: find it", ""),
+    )
+    feed.add("memory", memory_event(ShownMemory("bring me to the bottle I like", told, "find it")), at=1.0)
     feed.add("hold", HELD, at=4.0)
     feed.add("hold", FREE, at=5.5)
     return feed
@@ -300,7 +306,8 @@ def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser,
         for word in (
             "find the silver bottle", "Action: forward 75 cm", "tokens per round (tau)", "over the target alone",
             "held for 1.5 s", "OBSTACLE: A chair is 0.3 m ahead.", "reply 2 <b>", "session open, mode fsd",
-            "T_c, one way",
+            "T_c, one way", "Memory, asked: bring me to the bottle I like", "from owner.md, robot",
+            "The Viola is silver <b>.", "from things.md, cloud",
         ):  # fmt: skip
             assert word in text, word
         # Tokens are text in their colours, and the picture has no text drawn on it.

@@ -85,6 +85,11 @@ class Hit(NamedTuple):
         """R(d, x), see ``store``."""
         return self.cosine / TEMPERATURE
 
+    @property
+    def name(self) -> str:
+        """The first document that holds it, without its folder."""
+        return Path(self.holders[0].source).name[:64] if self.holders else ""
+
 
 class Listed(NamedTuple):
     """A document of the index and its number of chunks."""

@@ -9,11 +9,15 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A document found; ``key`` identifies its text, and the softmax of ``relevance``, R(d, x), weights documents."""
+    """A document found; ``key`` identifies its text, and the softmax of ``relevance``, R(d, x), weights documents.
+
+    ``source`` names it to people, without its folder; it may leave its side, as the text never does.
+    """
 
     key: str
     text: str
     relevance: float
+    source: str = ""
 
 
 class Retriever(Protocol):

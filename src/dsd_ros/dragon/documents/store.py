@@ -100,7 +100,7 @@ class Store:
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
         """Up to ``count`` chunks for ``query``, best first."""
-        return [Retrieved(hit.key, hit.text, hit.relevance) for hit in self.search(query, count)]
+        return [Retrieved(hit.key, hit.text, hit.relevance, hit.name) for hit in self.search(query, count)]
 
     def search(self, query: str, count: int) -> list[Hit]:
         """``retrieve``, with the documents that hold each chunk."""

@@ -17,6 +17,7 @@ from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 from dsd_ros.observe.view.events import (
     log_event,
+    memory_event,
     pose_event,
     reply_event,
     robot_event,
@@ -25,14 +26,14 @@ from dsd_ros.observe.view.events import (
     world_event,
 )
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
-from dsd_ros.observe.view.state import Pose, Round, ShownReply, ShownStep
+from dsd_ros.observe.view.state import Pose, Round, ShownMemory, ShownReply, ShownStep
 from dsd_ros.observe.view.web import PageFeed
 from dsd_ros.pictures import raw_rgb
 
 MEMORY_MB = 256
 _PICTURES = 1500  # most that are shown of a run
 _PICTURE_S = 0.2  # least time between two of them
-_CAMERA, _LOG, _HEALTH = "camera/image_raw", "/rosout", "/diagnostics"
+_CAMERA, _LOG, _HEALTH, _MEMORY = "camera/image_raw", "/rosout", "/diagnostics", "dsd/memory_answer"
 _LINK_NODES = ("draft_node", "bridge_node")
 _STALE = 3  # of diagnostic_msgs/DiagnosticStatus: a node that is starting
 _Event = tuple[int, str, Any]
@@ -115,13 +116,13 @@ def _safety(run: Run) -> Iterator[_Event]:
 
 
 def _recorded(run: Run) -> Iterator[_Event]:
-    """The log, the link's state and the pictures, in one pass over the bag."""
+    """The log, memory's answers, the link's state and the pictures, in one pass over the bag."""
     bag = run.bag
-    camera = bag.topic(_CAMERA)
+    camera, memory = bag.topic(_CAMERA), bag.topic(_MEMORY)
     links: dict[str, tuple[int, str]] = {}
     apart = max(_PICTURE_S, run.seconds / _PICTURES) * 1e9
     seen, link = -(2**63), None
-    for record in bag.messages([camera, f"{camera}/compressed", _LOG, _HEALTH, _HEALTH[1:]]):
+    for record in bag.messages([camera, f"{camera}/compressed", memory, _LOG, _HEALTH, _HEALTH[1:]]):
         picture = record.topic.startswith(camera)
         if picture and record.at - seen < apart:
             continue
@@ -132,6 +133,8 @@ def _recorded(run: Run) -> Iterator[_Event]:
                 yield record.at, "picture", _bgr(message)
             elif record.topic == _LOG:
                 yield record.at, "log", log_event(message)
+            elif record.topic == memory:
+                yield record.at, "memory", memory_event(ShownMemory.of(message))
             else:
                 for status in message.status:
                     space, _, name = str(status.name).rpartition("/")

@@ -18,13 +18,13 @@ from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message
 
-from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
+from dsd_msgs.msg import DecodeStats, MemoryAnswer, NavAction, ReplyProgress, RoundStats, SafetyState
 from dsd_ros.navigation.actions import ANY, Action, action_of, format_action
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import Cause
-from dsd_ros.observe.view.events import stats_event, step_event
+from dsd_ros.observe.view.events import memory_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
-from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
+from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownMemory, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
 from dsd_ros.ros.camera import LOOK_S, CameraTopic
 from dsd_ros.ros.images import RawImage, read_image, read_pose
@@ -59,6 +59,7 @@ class Live:
         self._stats = subscriptions.subscribe(DecodeStats, "dsd/decode_stats", qos.STATE)
         self._actions = subscriptions.subscribe(NavAction, "dsd/nav_action", qos.STATE)
         self._safety = subscriptions.subscribe(SafetyState, "dsd/safety_state", qos.LATCHED)
+        self._memory = subscriptions.subscribe(MemoryAnswer, "dsd/memory_answer", qos.LATCHED)
         self._health = subscriptions.subscribe(DiagnosticArray, "/diagnostics", qos.STATE)
         self._topic, self._looked = CameraTopic(node, image_transport), float("-inf")
         self._camera: object = None
@@ -72,7 +73,7 @@ class Live:
         self.frame = "odom"  # frame_id of the odometry
         self.replies = self.rounds = self.runs = 0  # numbers of complete ones
         # What happened since a view took it, oldest first, as (kind, value): "reply" (number, ShownReply), and "stats",
-        # "step", "hold", "link" and "end" as the page's events. Views that do not ask lose the oldest.
+        # "step", "memory", "hold", "link" and "end" as the page's events. Views that do not ask lose the oldest.
         self.news: deque[tuple[str, Any]] = deque(maxlen=_NEWS)
         self.begun = 0  # number of replies begun
         self.heard = 0.0  # when anything came last, monotonic s
@@ -92,6 +93,9 @@ class Live:
         for sent in take_raw(self._odometry):
             self.heard = now
             self._on_odometry(sent)
+        for memory in take(self._memory):
+            self.overlay = replace(self.overlay, memory=ShownMemory.of(memory))
+            self._report("memory", memory_event(self.overlay.memory))
         for progress in take(self._progress):
             self._on_progress(progress)
         for stats in take(self._stats):

@@ -57,7 +57,7 @@ def step_markers(steps: Iterable[ShownStep], header: Header) -> list[Marker]:
 
 
 def present_markers(overlay: Overlay, step: ShownStep | None, pose: Pose, header: Header) -> list[Marker]:
-    """The current state: "intended", "reply" and "safety", each with id 0; they fade unless sent again."""
+    """The current state: "intended", "reply", "safety" and "memory", each with id 0; they fade unless sent again."""
     markers = []
     if step is not None:
         marker = marker_at(header, "intended", 0, Marker.LINE_STRIP, (0.0, 0.0, 0.0), fades=True)
@@ -76,12 +76,19 @@ def present_markers(overlay: Overlay, step: ShownStep | None, pose: Pose, header
         markers.append(_text("reply", text, pose, 0.75, _WHITE, header))
     if overlay.causes:
         markers.append(_text("safety", overlay.causes[0], pose, 0.95, _RED, header))
+    memory = overlay.memory
+    lines = [memory.question] if memory.question else [f"{said} [{by}]" if by else said for said, by in memory.told]
+    if lines:
+        text = "\n".join(lines)
+        markers.append(_text("memory", text, pose, 1.2, _AMBER if memory.question else _WHITE, header, 600))
     return markers
 
 
-def _text(name: str, text: str, pose: Pose, height: float, colour: ColorRGBA, header: Header) -> Marker:
+def _text(
+    name: str, text: str, pose: Pose, height: float, colour: ColorRGBA, header: Header, most: int = 160
+) -> Marker:
     marker = marker_at(header, name, 0, Marker.TEXT_VIEW_FACING, pose, fades=True)
     marker.pose.position.z = height
     marker.scale.z = 0.13
-    marker.color, marker.text = colour, text[:160]
+    marker.color, marker.text = colour, text[:most]
     return marker

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from dsd_ros.observe.view.figures import Figures
 from dsd_ros.observe.view.overlay import token_run
-from dsd_ros.observe.view.state import ShownReply, ShownStep, motion_of
+from dsd_ros.observe.view.state import ShownMemory, ShownReply, ShownStep, motion_of
 from dsd_ros.observe.view.timeline import exits_of, spans_of
 from dsd_ros.observe.view.typeset import ACCEPTED, OWN
 from dsd_ros.paths import config_directory
@@ -92,6 +92,12 @@ def step_event(step: ShownStep) -> dict[str, Any]:
         "reasoning": step.reasoning,
         "path": [_round((x + reach * math.cos(yaw), y + reach * math.sin(yaw))) for x, y, yaw in poses],
     }  # fmt: skip
+
+
+def memory_event(memory: ShownMemory) -> dict[str, Any]:
+    """What a goal means by memory, sentence by sentence, and what the robot asks where that is not known."""
+    told = [(shown(sentence), shown(document)) for sentence, document in memory.told]
+    return {"goal": memory.goal, "told": told, "instruction": memory.instruction, "question": memory.question}
 
 
 def pose_event(pose: Sequence[float]) -> list[float]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 PATH_SPACING_M = 0.03
 PATH_TURN_RAD = 0.2
 PATH_POINTS = 4000  # 120 m of walking; then the path is thinned out
 ROUNDS_KEPT = 512
+OWNERS = {1: "robot", 2: "cloud"}  # the sides of dsd_msgs/AnswerSource
 
 Pose = tuple[float, float, float]  # x, y (m), yaw (rad)
 
@@ -83,6 +85,33 @@ class ShownStep:
 
 
 @dataclass(frozen=True)
+class ShownMemory:
+    """What a goal's words mean, or what the robot asks the person because memory does not know.
+
+    ``told``: the answer's sentences, each with its document as people read it ("owner.md, robot"; "": none is known).
+    """
+
+    goal: str = ""
+    told: tuple[tuple[str, str], ...] = ()
+    instruction: str = ""
+    question: str = ""
+
+    @classmethod
+    def of(cls, message: Any) -> ShownMemory:
+        """From a dsd_msgs/MemoryAnswer; empty where memory was not asked."""
+        rest, told = str(message.answer).strip(), []
+        if not rest and not message.question:
+            return cls()
+        for source in message.sources:
+            before, found, after = rest.partition(source.sentence)
+            if found:
+                told += [(before.strip(), ""), (found, f"{source.document}, {OWNERS.get(source.side, 'unknown')}")]
+                rest = after
+        told = [(sentence, document) for sentence, document in [*told, (rest.strip(), "")] if sentence]
+        return cls(message.goal, tuple(told), message.instruction, message.question)
+
+
+@dataclass(frozen=True)
 class Overlay:
     """Everything written on the robot's view; compared to decide whether to redraw."""
 
@@ -93,6 +122,7 @@ class Overlay:
     link_ok: bool | None = None  # None: unknown yet
     causes: tuple[str, ...] = ()  # why the robot must not move, most severe first
     stopped: bool = False
+    memory: ShownMemory = ShownMemory()
     mode: str = ""
     tau: float = 0.0  # of the newest complete reply, like the following
     seconds: float = 0.0

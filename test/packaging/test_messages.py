@@ -35,7 +35,7 @@ DURATION = re.compile(r"(_|\b)(time|times|timeout|delay|age|offset|time_limit|du
 IN_USE = {
     "AnswerSource.msg": "e3c72932263e0ab4",
     "AskStats.msg": "27768dbe5b2af194",
-    "DecodeStats.msg": "883e8cd73a22a69c",
+    "DecodeStats.msg": "8cb6481ddf8c0f95",
     "Draft.msg": "6ec3c0a0799be48c",
     "MemoryAnswer.msg": "a2106d4a93a02520",
     "NavAction.msg": "c82c00f1133aee29",
@@ -53,7 +53,7 @@ IN_USE = {
     "SafetyState.msg": "edadcc9c4acd5fb7",
     "SessionClose.msg": "2f304ba3dbdfa225",
     "SessionReply.msg": "86209a33ba6f6e7e",
-    "SessionRequest.msg": "d56b2d398c5f2c82",
+    "SessionRequest.msg": "66cf0d07c9c1f692",
     "SpeculativeDecoding.msg": "ec53234be65f14f8",
     "Verdict.msg": "ed32751da70f95ce",
     "Ask.srv": "41df5891fbea441e",

@@ -14,6 +14,7 @@ SAMPLES: dict[type, dict[str, Any]] = {
         "request": 5, "protocol_version": 7, "mode": "dsd", "tokenizer_fingerprint": "f", "vocab_size": 8,
         "temperature": 1.0, "top_k": 3, "top_p": 0.5, "seed": 9, "resume": b"r" * 16, "exits": True,
         "exit_layers": [1], "exit_policy": "fifo", "min_exit_confidence": 0.5, "proof": "full", "nonce": b"n" * 16,
+        "grammar": "{}",
     },
     m.SessionReply: {
         "request": 5, "session": 7, "error": "no", "target_name": "t", "target_fingerprint": "f", "vocab_size": 8,

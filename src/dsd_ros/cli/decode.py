@@ -23,7 +23,9 @@ from dsd_ros.cli.terminal import colours, console, counted, token_legend, token_
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.settings import TUNING_FILE
 from dsd_ros.logs import LogSettings, logging_to_stderr
+from dsd_ros.navigation.actions import action_in, read_grammar
 from dsd_ros.paths import OWN
+from dsd_ros.ros.settings import ReplyGrammar
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
@@ -41,6 +43,7 @@ class DecodeArguments:
         [], "what the robot did after it, e.g. 'forward 50 cm'; once for each --history-image", metavar="ACTION"
     )
     decoding: DecodeSettings = part(DecodeSettings)
+    words: ReplyGrammar = part(ReplyGrammar)
     draft: str = model_option("draft")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
@@ -82,7 +85,7 @@ def command(args: DecodeArguments) -> int:
         print(_figures(reply), file=sys.stderr)
     if args.stats:
         print(shown(reply.summary()), file=sys.stderr)
-    write_json(args.json, _as_json(reply))
+    write_json(args.json, _as_json(reply, args.words.grammar))
     return EXIT_DONE
 
 
@@ -97,7 +100,7 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     from dsd_ros.vlm.loading import load_model
     from dsd_ros.vlm.prompts import check_instruction
 
-    instruction = check_instruction(args.instruction)
+    instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
     image = None if args.image is None else read_picture(args.image)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
@@ -119,7 +122,7 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     with (
         logging_to_stderr(args.log),
         args.link.channel() if args.link.verifier else in_process_channel(target) as channel,
-        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept) as session,
+        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept, form=form) as session,
     ):
         say("decoding")
         return session.decode(image, instruction, history=history), session.text
@@ -147,12 +150,6 @@ def _figures(reply: DecodedReply) -> str:
     )
 
 
-def _as_json(reply: DecodedReply) -> dict[str, Any]:
-    from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
-
-    try:
-        action = format_action(parse_reply(reply.text).action)
-    except UnparsableReply:
-        action = None
-    figures: dict[str, Any] = {"action": action} | reply.as_json()
+def _as_json(reply: DecodedReply, grammar: str) -> dict[str, Any]:
+    figures: dict[str, Any] = {"action": action_in(reply.text, read_grammar(grammar)) or None} | reply.as_json()
     return figures

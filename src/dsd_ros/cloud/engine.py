@@ -23,7 +23,7 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request
+from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request, constraint_of
 from dsd_ros.cloud.settings import PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
 from dsd_ros.cloud.verification import (
@@ -413,10 +413,13 @@ class VerifierEngine:
         try:
             sampling = check_request(self.model, request)
             self.target.check(request, sampling)
+            constraint = constraint_of(self.model, request)
             session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
         except ValueError as error:
             answer(self._session_reply(request.request, str(error)[:1024], None))
             return
+        if new:
+            session.constraint = constraint
         session.exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
         answer(self._session_reply(request.request, "", session))
         if new or request.resume:  # otherwise it is a duplicate

@@ -25,6 +25,12 @@ _SURE = 0.95  # confidence of an exit after which the deeper ones would hardly e
 
 Judge = Callable[[torch.Tensor], DraftVerdict]
 Say = Callable[[DraftVerdict, int, float], object]
+Mask = Callable[[torch.Tensor], torch.Tensor]
+
+
+def unmasked(logits: torch.Tensor) -> torch.Tensor:
+    """The mask of a session whose replies are not constrained."""
+    return logits
 
 
 def confidence_of(logits: torch.Tensor) -> float:
@@ -49,11 +55,15 @@ class ExitRules:
 
 
 class Voice(NamedTuple):
-    """A round that exits speak for: ``say(verdict, layer, confidence)`` gets each new verdict; layers count from 1."""
+    """A round that exits speak for: ``say(verdict, layer, confidence)`` gets each new verdict; layers count from 1.
+
+    ``mask`` takes what the reply's constraint does not allow out of logits (nodes + 1, V).
+    """
 
     rules: ExitRules
     judge: Judge
     say: Say
+    mask: Mask = unmasked
 
 
 class ExitListener:
@@ -150,6 +160,7 @@ class ExitListener:
         for i, rows in zip(speaking, logits, strict=True):
             voice = self._voices[i]
             try:
+                rows = voice.mask(rows)
                 verdict = voice.judge(rows)
                 if verdict in self._said[i]:
                     continue

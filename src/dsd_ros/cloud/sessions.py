@@ -14,6 +14,7 @@ import numpy as np
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.limits import largest_vocabulary
@@ -113,6 +114,7 @@ class Session:
     answer: Answer | None
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
+    constraint: Constraint | None = None  # what its replies are held to
     reply: ReplyState | None = None
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
@@ -414,3 +416,14 @@ def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettin
             f"{model.vocab_size}; use a draft with at most {most}, padding included"
         )
     return sampling
+
+
+def constraint_of(model: TargetModel, request: SessionRequest) -> Constraint | None:
+    """What a session's replies are held to, if anything; ValueError, one sentence, for what ``model`` cannot hold."""
+    if not request.grammar:
+        return None
+    constrainer = getattr(model, "constrainer", None)
+    if constrainer is None:
+        raise ValueError(f"the verifier cannot constrain the replies of {model.name}; set constrain to none")
+    constraint: Constraint = constrainer.of(ReplyForm.parse(request.grammar), model.eos_token_ids)
+    return constraint

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from dsd_ros.cloud.exits import ExitListener, Judge, Voice, confidence_of
+from dsd_ros.cloud.exits import ExitListener, Judge, Mask, Voice, confidence_of, unmasked
 from dsd_ros.cloud.sessions import Prefix, ReplyState
 from dsd_ros.cloud.verification import (
     PendingPrompt,
@@ -93,6 +93,7 @@ class _Check:
     sequence: TokenSequence
     tree: TokenTree
     judge: Judge
+    mask: Mask
     before: int  # tokens of the reply, for a pass that fails
     owed: int
     voice: Voice | None = None
@@ -165,7 +166,8 @@ class LocalTarget:
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
-        check = _Check(round, sequence, tree, _judge(round, drafted, tree), len(sequence.tokens), round.reply.owed)
+        judge, mask = _judge(round, drafted, tree), _mask(round, tree)
+        check = _Check(round, sequence, tree, judge, mask, len(sequence.tokens), round.reply.owed)
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         began = time.perf_counter()
 
@@ -176,7 +178,7 @@ class LocalTarget:
         # Of a tree that the robot finishes itself, no exit can name the outcome.
         told = not (round.session.splits and drafted.branches)
         if round.exits is not None and told and (len(tree) or draft.confirmed):
-            check.voice = Voice(round.exits, _forecaster(check), say)
+            check.voice = Voice(round.exits, _forecaster(check), say, mask)
         return check
 
     def _pass(self, checks: list[_Check], prompts: list[PendingPrompt]) -> list[torch.Tensor]:
@@ -217,6 +219,7 @@ class LocalTarget:
     def _conclude(self, check: _Check, logits: torch.Tensor, ran_us: int) -> Outcome:
         """Judge the draft, and leave the reply at its verified tokens."""
         round, sequence, tree = check.round, check.sequence, check.tree
+        logits = check.mask(logits)
         verdict = check.judge(logits)
         # When p itself travels, its confidence is not used.
         confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
@@ -237,6 +240,14 @@ def _forecaster(check: _Check) -> Judge:
         return check.judge
     context = _context(check.round)
     return lambda logits: split.forecast(check.judge(logits), check.tree, context)
+
+
+def _mask(round: PendingRound, tree: TokenTree) -> Mask:
+    """Takes what may not come next out of logits (nodes + 1, V) before ``tree`` and after each node."""
+    constraint, reply, before = round.session.constraint, round.reply, round.draft.confirmed
+    if constraint is None:
+        return unmasked
+    return lambda logits: constraint.mask(logits, reply.tokens[:before], tree.tokens, tree.parents)
 
 
 def _context(round: PendingRound) -> RoundContext:

@@ -115,8 +115,15 @@ def advance(steps: list[DraftStep], on_layer: LayerHook | None = None) -> list[t
     """Logits (nodes, or 1, V) of each step, all in one pass; None for a step whose context is full.
 
     ``on_layer`` is called after each layer of the pass. What it raises ends the pass and leaves the sequences as they
-    were.
+    were. What a sequence's constraint does not allow has minus infinity.
     """
+    return [
+        None if rows is None else step.sequence.constrained(rows, len(step.tokens))
+        for step, rows in zip(steps, _passed(steps, on_layer), strict=True)
+    ]
+
+
+def _passed(steps: list[DraftStep], on_layer: LayerHook | None) -> list[torch.Tensor | None]:
     try:
         if len(steps) == 1 and not steps[0].tokens:
             return [steps[0].sequence.next_logits(on_layer).unsqueeze(0)]
@@ -129,7 +136,7 @@ def advance(steps: list[DraftStep], on_layer: LayerHook | None = None) -> list[t
             for step, logits in zip(steps, grown, strict=True)
         ]
     except ContextError:  # of one of them
-        return [None] if len(steps) == 1 else [advance([step], on_layer)[0] for step in steps]
+        return [None] if len(steps) == 1 else [_passed([step], on_layer)[0] for step in steps]
 
 
 class ModelDraft:
@@ -346,6 +353,8 @@ class DraftModel(Proposer):
         given = request.image, request.instruction, request.history
         most, cut = self._settings.draft_image_tokens, self._settings.draft_image_cut
         sequence = self.model.prefill(*given, most, cut) if most else self.model.prefill(*given)
+        if request.constrain is not None:
+            sequence.constraint = request.constrain(eos_token_ids)
         self._next = self._first(drafting, sequence)
 
     def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:

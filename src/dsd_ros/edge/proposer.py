@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dsd_ros.decoding.constraint import Constraint
 from dsd_ros.decoding.methods import Drafted, Result, RoundContext
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
@@ -42,7 +43,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None."""
+    """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None.
+
+    ``constrain``: what holds a draft to the grammar of constrained replies, by the target's end tokens.
+    """
 
     number: int
     image: np.ndarray | None
@@ -51,6 +55,7 @@ class ReplyRequest:
     text: Callable[[list[int]], str]
     limits: Limits
     history: History = ()
+    constrain: Callable[[frozenset[int]], Constraint] | None = None
 
 
 class RoundDraft(Drafted, Protocol):

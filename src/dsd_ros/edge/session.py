@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.methods import method_of
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
@@ -67,14 +68,17 @@ class EdgeSession:
         tuner: Tuner | None = None,
         tuning_file: TuningFile | None = None,
         rest: Rest | None = None,
+        form: ReplyForm | None = None,
     ) -> None:
         """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
         an earlier session with the same settings, which has learned draft lengths. ``tuning_file``: where mode auto
         keeps what it measures. ``rest``: an earlier session's, which has learned whether drafting ahead pays.
+        ``form``: what replies are held to, on both sides; None: any.
 
         ValueError as from :func:`check_settings`.
         """
-        check_settings(settings, draft_model, vocabulary)
+        check_settings(settings, draft_model, vocabulary, form)
+        self._form = form
         self.settings = settings
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
@@ -148,7 +152,10 @@ class EdgeSession:
                         self._link.open(limits)
                     self._recall()
                     seen, past = self._pictures.begin(image, history, self.verifier)
-                    request = ReplyRequest(self._reply, seen, instruction, on_progress, self.text, limits, past)
+                    constrain = self._constrain if self._form is not None else None
+                    request = ReplyRequest(
+                        self._reply, seen, instruction, on_progress, self.text, limits, past, constrain
+                    )
                     reply = self._loop.decode(request)
                     self._keep()
                     return reply
@@ -184,13 +191,21 @@ class EdgeSession:
         known = self._link.verifier if self._translation is None else None
         ends = known.eos_token_ids if known is not None else model.eos_token_ids
         limits = Limits(deadline, cancelled)
-        return _decode_alone(model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits)
+        constraint = self._constrain(frozenset(ends)) if self._form is not None else None
+        given = image, instruction, history
+        return _decode_alone(model, self.settings, frozenset(ends), self._reply, given, limits, constraint)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""
         self._keep(now=True)
         self._proposer.close()
         self._link.close()
+
+    def _constrain(self, ends: frozenset[int]) -> Constraint:
+        """What holds the draft model's tokens to the form; ``ends``: the target's end tokens."""
+        model = self._draft_model
+        assert model is not None and self._form is not None
+        return model.constrainer.of(self._form, model.eos_token_ids if self._translation is not None else ends)
 
     def _recall(self) -> None:
         if self._tuning_file is not None and self._tuner is not None and self._draft_model is not None:
@@ -227,6 +242,7 @@ class EdgeSession:
             exit_policy=settings.exit_policy,
             min_exit_confidence=float(settings.min_exit_confidence),
             proof=settings.proven_by,
+            grammar=self._form.text if self._form is not None else "",
         )
 
     @property
@@ -257,18 +273,24 @@ class EdgeSession:
 
 
 def check_settings(
-    settings: DecodeSettings, draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None = None
+    settings: DecodeSettings,
+    draft_model: VisionLanguageModel | TextModel | None,
+    vocabulary: Vocabulary | None = None,
+    form: ReplyForm | None = None,
 ) -> None:
-    """Check whether a session with these models can have the settings.
+    """Check whether a session with these models can have the settings, and hold replies to ``form``.
 
     :raises ValueError: when the mode needs a draft model, or one that shares the target's tokenizer, or distributions
-        too large for a message.
+        too large for a message, or when the draft model's tokens cannot write the form's actions.
     """
     if not settings.needs_draft:
         return
     if draft_model is None or not hasattr(draft_model, "prefill"):
         raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
     _check_room(settings, draft_model.vocab_size)
+    if form is not None:
+        model = cast("VisionLanguageModel", draft_model)
+        model.constrainer.of(form, model.eos_token_ids)
     if _translates(draft_model, vocabulary):
         check_translatable(settings)
         if settings.looks_up:
@@ -325,17 +347,17 @@ def _decode_alone(
     settings: DecodeSettings,
     eos_token_ids: frozenset[int],
     number: int,
-    image: np.ndarray | None,
-    instruction: str,
-    history: History,
+    given: tuple[np.ndarray | None, str, History],
     limits: Limits,
+    constraint: Constraint | None,
 ) -> DecodedReply:
     """Reply ``number`` by ``model`` alone; errors as in ``EdgeSession.decode_alone``.
 
     Coupled drafts use the noise that the target would have used.
     """
     began = time.perf_counter()
-    sequence = model.prefill(image, instruction, history)
+    sequence = model.prefill(*given)
+    sequence.constraint = constraint
     prefill_seconds = time.perf_counter() - began
     drafting = Drafting(settings, eos_token_ids, number)
     generator = generator_for("draft", settings.seed, number, 0)  # of no round
@@ -344,7 +366,7 @@ def _decode_alone(
     while not finished and len(tokens) < settings.max_tokens:
         limits.check()
         try:
-            logits = sequence.next_logits()
+            logits = sequence.constrained(sequence.next_logits().unsqueeze(0))[0]
         except ContextError:
             break
         if drafting.draws:

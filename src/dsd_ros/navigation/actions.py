@@ -113,6 +113,22 @@ class Grammar:
         longest_first = sorted(self.marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)), re.ASCII | re.IGNORECASE)
 
+    @cached_property
+    def written(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The marks, and what may follow one with the space before it: for constrained replies."""
+        texts = (
+            f" {phrase.replace('{}', text)}{end}"
+            for each in self.wordings
+            for phrase in each.phrases
+            for text, _ in each.amounts
+            for end in dict.fromkeys(("", self.end))
+        )
+        return self.marks, tuple(text for text in texts if self._find(text[1:]))
+
+    def _find(self, phrase: str) -> tuple[ActionKind, int] | None:
+        """The kind and amount that the words after a mark mean, if they are an action's."""
+        return self._actions.get(_folded(phrase).removesuffix(_folded(self.end)))
+
     def amounts(self, kind: ActionKind) -> tuple[int, ...]:
         """The amounts (cm, degrees) that a kind of action may have; empty: the grammar has no such action."""
         return tuple(amount for each in self.wordings if each.kind is kind for _, amount in each.amounts)
@@ -196,10 +212,18 @@ def parse_reply(text: str, grammar: Grammar | None = None) -> ParsedReply:
 def parse_action(phrase: str, grammar: Grammar | None = None) -> Action:
     """Parse the words after the mark, white space already collapsed. Raises UnparsableReply."""
     grammar = grammar or SHIPPED
-    known = grammar._actions.get(_folded(phrase.removesuffix(grammar.end) if grammar.end else phrase))
+    known = grammar._find(phrase)
     if known is None:
         raise UnparsableReply(f"not an action of the grammar: {_tail(phrase)}")
     return Action(*known, grammar)
+
+
+def action_in(text: str, grammar: Grammar | None = None) -> str:
+    """The action that a reply ends in, as the grammar writes it; empty when it does not parse."""
+    try:
+        return format_action(parse_reply(text, grammar).action)
+    except UnparsableReply:
+        return ""
 
 
 def format_action(action: Action) -> str:

@@ -29,6 +29,7 @@ from dsd_ros.edge.session import EdgeSession, check_settings
 from dsd_ros.edge.tuning_file import TuningFile
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.navigation.actions import action_in, read_grammar
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import Camera, RecentFrames
 from dsd_ros.ros.dds_channel import DdsChannel
@@ -76,6 +77,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
         self._interruptions = 0  # of opening the session, which a decode request does not interrupt
         self._frames = RecentFrames()
+        self._replies = self._parsed = 0  # replies, and those among them that end in an action of the grammar
         self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
 
         self._camera = Camera(self, self._settings.image_transport)
@@ -88,6 +90,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def load(self) -> None:
         settings = self._settings
+        self._grammar = read_grammar(settings.grammar)
         token = settings.token()
         self._proven = AuthenticatedChannel(self._channel, token) if token else None
         model = load_model(settings.model)
@@ -110,7 +113,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def change(self, settings: DraftNodeSettings) -> None:
         if self._loaded is not None:  # the next decode uses a new session
-            check_settings(settings.decode, *self._loaded)
+            check_settings(settings.decode, *self._loaded, settings.form(settings.decode.max_tokens))
 
     def interrupt(self) -> None:
         self._interruptions += 1
@@ -136,11 +139,13 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
     def _new_session(self) -> EdgeSession:
         """A session with the present settings. Call with the lock held, after :meth:`load`."""
         assert self._loaded is not None
-        self._made_with = made_with = self._settings.decode, self._settings.link
+        settings = self._settings
+        made_with = settings.decode, settings.link
+        self._made_with = *made_with, settings.constrain
         model, vocabulary = self._loaded
-        link = f"{self._settings.transport} {self.get_namespace()}"
-        kept = TuningFile(self._settings.tuning_file, link)
-        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, tuning_file=kept)
+        form = settings.form(settings.decode.max_tokens)
+        kept = TuningFile(settings.tuning_file, f"{settings.transport} {self.get_namespace()}")
+        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, tuning_file=kept, form=form)
 
     # -- the session ---------------------------------------------------------------------------
 
@@ -212,7 +217,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         """Get a picture, decode, publish statistics. Call with the session held; raises DecodeCancelled."""
         if self._session is None or not self.active:
             return _fail(answer, Answer.LINK_LOST, f"There is no session with a verifier: {self.reason}")
-        if self._made_with != (self._settings.decode, self._settings.link):
+        if self._made_with != (self._settings.decode, self._settings.link, self._settings.constrain):
             self._session.close()
             self._session = self._new_session()
         wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
@@ -276,6 +281,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._stats.publish(answer.stats)
         self._keeper.found()
         figures = {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"}
+        figures["replies that parse"] = f"{self._parsed} of {self._replies}"
         self._health.report(health.OK, "session open", figures | self._proof())
         return answer
 
@@ -296,6 +302,8 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def _statistics(self, reply: DecodedReply, image: Picture) -> DecodeStats:
         now = self.get_clock().now()
+        parses = bool(action_in(reply.text, self._grammar))
+        self._replies, self._parsed = self._replies + 1, self._parsed + parses
         stats = DecodeStats(
             observation_stamp=image.header.stamp,
             transport=self._settings.transport,
@@ -307,6 +315,8 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             choice=reply.choice[:256],
             worker_error=reply.worker_error[:256],
             observation_age=to_duration(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
+            parses=parses,
+            parse_share=self._parsed / self._replies,
         )
         copy_figures(reply, stats, _COPIED_FROM_REPLY)
         if reply.speculative_decoding is not None:

@@ -48,6 +48,9 @@ from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.credentials import Tokens
+    from dsd_ros.decoding.constraint import ReplyForm
+
+CONSTRAIN = ("none", "grammar")
 
 
 @dataclass(frozen=True)
@@ -157,11 +160,37 @@ class CameraSettings:
 
 
 @dataclass(frozen=True)
-class DraftNodeSettings(CameraSettings, SharedToken, ManagedSettings):
+class ReplyGrammar:
+    """The actions of the model's replies, and whether both sides hold the replies to them."""
+
+    grammar: str = option("dsd", GRAMMAR_HELP, check=read_grammar)
+    constrain: str = option(
+        CONSTRAIN[0],
+        "grammar: both models may only write replies that end in an action of the grammar, and the reply is that of "
+        "the target held to it; none: they write what they like, and what does not parse is not executed",
+        choices=CONSTRAIN,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def form(self, max_tokens: int) -> ReplyForm | None:
+        """What replies of up to ``max_tokens`` are held to, None for nothing; ValueError for what cannot be held."""
+        if self.constrain == CONSTRAIN[0]:
+            return None
+        from dsd_ros.decoding.constraint import ReplyForm
+
+        return ReplyForm(*read_grammar(self.grammar).written, max_tokens)
+
+
+@dataclass(frozen=True)
+class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
-    live: ClassVar = ("image_timeout_s", "decode_timeout_s", "link_patience_s", "history_frames", "decode", "link")
-    fixed: ClassVar = ("autostart", "image_transport")
+    live: ClassVar = (
+        "image_timeout_s", "decode_timeout_s", "link_patience_s", "history_frames", "decode", "link", "constrain"
+    )  # fmt: skip
+    fixed: ClassVar = ("autostart", "image_transport", "grammar")
 
     transport: str = option(
         TRANSPORTS[0], "dds: verifier_node; websocket: bridge_node. The node only reports it", choices=TRANSPORTS

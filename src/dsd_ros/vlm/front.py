@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from dsd_ros.decoding.constraint import Constrainer
 from dsd_ros.vlm.backbones import ImageProcessor
 from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.prompts import PromptTemplate
@@ -65,6 +66,7 @@ class ModelFront:
         text = config.get_text_config()
         self.directory, self.kind, self.name = directory, kind, name
         self.tokenizer, self.template, self.images = tokenizer, template, images
+        self.constrainer = Constrainer(tokenizer)
         self.eos_token_ids = eos_token_ids
         self.fingerprint, self.tokenizer_fingerprint = fingerprint, tokenizer_fingerprint
         self.vocab_size: int = text.vocab_size

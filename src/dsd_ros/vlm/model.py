@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from dsd_ros.decoding.constraint import Constrainer
 from dsd_ros.decoding.settings import IMAGE_CUTS
 from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
@@ -52,6 +53,7 @@ class VisionLanguageModel:
     ) -> None:
         self.hf = backbone.hf
         self.tokenizer = tokenizer
+        self.constrainer = Constrainer(tokenizer)
         self.template = template
         self.name = name
         self.not_told = self._single_token(template.not_told)

@@ -58,6 +58,7 @@ Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
 ShortText = Annotated[str, Meta(max_length=256, extra={"msg": "string<=256"})]
 Names = Annotated[list[ShortText], Meta(max_length=MAX_DOCUMENTS)]
 Sentence = Annotated[str, Meta(max_length=1024)]
+Form = Annotated[str, Meta(max_length=16_384)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
 Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Evidence = Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]
@@ -130,6 +131,7 @@ class SessionRequest(Fields, frozen=True, tag=1):
     proof: ShortText = ""  # how drafts are verified (decoding.modes.Proof), e.g. "full"; empty: as the mode says
     nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+    grammar: Form = ""  # JSON of the form that replies must have (decoding.constraint); empty: any
 
 
 class SessionReply(Fields, frozen=True, tag=2):

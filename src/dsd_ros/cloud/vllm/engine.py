@@ -16,7 +16,7 @@ import torch
 
 from dsd_ros.cloud.settings import BackendSettings
 from dsd_ros.cloud.vllm import ARCHITECTURES
-from dsd_ros.cloud.vllm.target import COUPLED, EngineLost, EnginePrefix, Wish
+from dsd_ros.cloud.vllm.target import COUPLED, ROWS, EngineLost, EnginePrefix, Wish
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.vlm.errors import ModelError, VlmError
 from dsd_ros.vlm.front import ModelFront
@@ -33,6 +33,7 @@ class VllmEngine:
     """An ``EngineClient`` of an engine in processes of its own, which are children of this one."""
 
     returns = False
+    constrains = True
 
     def __init__(self, model: ModelFront, settings: BackendSettings, dtype: str) -> None:
         """ModelError when this environment has no vLLM, or arguments that vLLM does not know."""
@@ -122,6 +123,8 @@ class VllmEngine:
                 "top_p": sampling.top_p,
                 "names": [(wish.seed, wish.reply, position) for position in range(end - rows, end)],
             }
+        if wish.constraint is not None and wish.want != ROWS:
+            asked["rules"] = wish.constraint.rules([*prefix.tokens, *tail], rows)
         return asked
 
     async def _request(

@@ -130,6 +130,7 @@ class HttpEngine:
     """An ``EngineClient`` of a vLLM server at an address: for greedy rounds, and with the plug-in for coupled ones."""
 
     returns = True
+    constrains = False
 
     def __init__(self, model: ModelFront, settings: BackendSettings) -> None:
         """ValueError, one sentence, for an API key that cannot be read."""

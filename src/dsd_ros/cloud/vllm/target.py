@@ -26,6 +26,7 @@ import torch
 from dsd_ros.cloud.exits import confidence_of
 from dsd_ros.cloud.target import OnEarly
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, Work, microseconds_since, take_recovered
+from dsd_ros.decoding.constraint import Constraint
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, coupled, greedy, method_of, split
 from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.rejection import verify_tree_greedy
@@ -50,12 +51,16 @@ class EngineLost(Exception):
 
 
 class Wish(NamedTuple):
-    """What a round wants at each position: logits, or what the target emits there."""
+    """What a round wants at each position: logits, or what the target emits there as far as ``constraint`` allows it.
+
+    Logits are masked here.
+    """
 
     want: str  # ROWS, ARGMAX or COUPLED
     sampling: SamplingSettings
     seed: int
     reply: int
+    constraint: Constraint | None = None
 
 
 @dataclass
@@ -86,6 +91,7 @@ class EngineClient(Protocol):
     """A way to ask an engine. Coroutines run in the loop of ``EngineTarget``."""
 
     returns: bool  # somebody else starts the engine again when it is lost
+    constrains: bool  # it heeds a wish's constraint
 
     async def start(self) -> None:
         """Connect, or load the model. ModelError, one sentence, when the engine cannot be used.
@@ -155,6 +161,11 @@ class EngineTarget:
 
     def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
         """See ``Target``."""
+        if request.grammar and not self._client.constrains:
+            raise ValueError(
+                "this verifier asks a vLLM over HTTP, which does not hold replies to a grammar: set constrain to none "
+                "(the verifier's backends local and vllm do)"
+            )
         proof = Proof(request.proof) if request.proof else mode(request.mode).proof
         self._client.check(ARGMAX if sampling.greedy else COUPLED if proof is Proof.COUPLED else ROWS)
 
@@ -200,12 +211,14 @@ class EngineTarget:
         tree = bounded(drafted.cut(max(0, model.max_length - prefix.prompt_length - draft.confirmed)))
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         want = {greedy: ARGMAX, coupled: COUPLED}.get(method, ROWS)  # type: ignore[call-overload]
-        wish = Wish(want, session.sampling, session.request.seed, draft.reply)
+        wish = Wish(want, session.sampling, session.request.seed, draft.reply, session.constraint)
         began = time.perf_counter()
         paths = node_paths(tree, model.vocab_size)
         found = self._ask(prefix, paths, wish)
         ran_us = microseconds_since(began)
         rows = torch.stack([found[path] for path in paths])
+        if want == ROWS and session.constraint is not None:
+            rows = session.constraint.mask(rows, prefix.tokens, tree.tokens, tree.parents)
         if want == ROWS:
             context = RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
             verdict = method.verify(tree, evidence, rows, context)

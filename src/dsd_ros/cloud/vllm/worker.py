@@ -37,6 +37,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from dsd_ros.decoding.constraint import Rule, apply_rule
 from dsd_ros.decoding.coupling import gumbel_rows
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import SamplingSettings
@@ -95,11 +96,14 @@ def judged(logits: torch.Tensor, wish: Mapping[str, Any]) -> torch.Tensor:
     """What a request wants of its last logits (n, V): themselves, or (n, 2), the chosen ids and the model's confidence.
 
     wish: ``want`` is "rows", "argmax" or "coupled". ``tokens``: rows of the vocabulary after these are padding. For
-    "coupled", ``temperature``, ``top_k``, ``top_p``, and ``names``, (seed, reply, position) of each position. An id is
-    -1 where the logits are not finite. Never raises: that would end the engine for everybody.
+    "coupled", ``temperature``, ``top_k``, ``top_p``, and ``names``, (seed, reply, position) of each position. ``rules``
+    of each position: see ``decoding.constraint``. An id is -1 where the logits are not finite. Never raises: that would
+    end the engine for everybody.
     """
     logits = logits.clone()
     logits[:, wish.get("tokens", logits.shape[-1]) :] = -torch.inf
+    for row, rule in zip(logits, wish.get("rules", ())[-len(logits) :], strict=False):
+        apply_rule(row, rule and Rule(*rule))
     if wish.get("want", "rows") == "rows":
         return logits
     highest = logits.amax(dim=-1)

@@ -75,6 +75,7 @@ def _facts(run: Run) -> str:
         ("decoding", " over ".join(filter(None, (", ".join(s["modes"]), ", ".join(s["transports"]))))),
         ("target", ", ".join(s["targets"])),
         ("replies", f"{s['steps']}, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}"),
+        ("actions", f"{s['parsed']} of {s['steps']} replies end in one"),
         ("miss rate", "" if s["miss_rate"] is None else f"{100 * s['miss_rate']:.1f} %"),
         ("times", f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action"),
         ("link", f"{size(s['bytes_up'])} up, {size(s['bytes_down'])} down"),

@@ -39,6 +39,7 @@ def summary(run: Run) -> dict[str, Any]:
         "transports": _unique(s.get("transport", "") for s in stats),
         "targets": _unique(v.target_name for v in run.verifiers if v.target_name),
         "steps": len(run.steps),
+        "parsed": sum(bool(step.action) for step in run.steps),
         "tokens": tokens,
         "rounds": rounds,
         "tau": round(tokens / rounds, 3) if rounds else 0.0,
@@ -83,7 +84,8 @@ def summary_lines(run: Run) -> list[str]:
         f"instruction: {'; '.join(s['instructions']) or 'none'}",
         f"mode {', '.join(s['modes']) or 'unknown'} over {', '.join(s['transports']) or 'nothing'}, "
         f"target {', '.join(s['targets']) or 'unknown'}, {s['sessions']} sessions",
-        f"{s['steps']} replies, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}{miss}",
+        f"{s['steps']} replies, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}{miss}; "
+        f"{s['parsed']} end in an action",
         f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action, "
         f"{_bytes(s['bytes_up'])} up, {_bytes(s['bytes_down'])} down, {s['distance_m']:.2f} m walked",
     ]

@@ -14,16 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.actions import (
-    ANY,
-    Grammar,
-    GrammarError,
-    UnparsableReply,
-    action_of,
-    format_action,
-    parse_reply,
-    read_grammar,
-)
+from dsd_ros.navigation.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
 from dsd_ros.navigation.odometry import OdometryError, checked_pose
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag
@@ -107,14 +98,6 @@ class Run:
         """The parameters of the robot's node of that name; empty when the bag has none."""
         values = self.parameters.get(f"{self.bag.namespace}/{node}")
         return values if isinstance(values, dict) else {}
-
-
-def action_in(text: str, grammar: Grammar | None = None) -> str:
-    """The action that a reply ends in; empty when it does not parse."""
-    try:
-        return format_action(parse_reply(text, grammar).action)
-    except UnparsableReply:
-        return ""
 
 
 def read_run(bag: Bag) -> Run:

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constrained replies are the constrained target's own, in every mode and over every link, and all of them parse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import vllm_standin
+from joint import ALPHA, IMAGE, chi_squared
+from lossy_channel import LossyChannel
+from table_model import TableModel
+from tiny_models import make_tiny_model
+from worded_table import FORM, WordedTable, constrained_alone, law_of_replies
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.settings import BackendSettings, EngineSettings
+from dsd_ros.cloud.vllm.engine import VllmEngine
+from dsd_ros.cloud.vllm.http import HttpEngine
+from dsd_ros.cloud.vllm.target import EngineTarget
+from dsd_ros.decoding.constraint import ReplyForm
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
+from dsd_ros.edge.client import LinkSettings, VerifierRefused
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.vocabulary import Vocabulary
+from dsd_ros.navigation.actions import parse_reply, read_grammar
+from dsd_ros.paths import models_directory
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
+from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.websocket import WebsocketChannel
+
+LENGTH = 44  # tokens of one byte each, of which an action takes up to 30
+DSD = ReplyForm(*read_grammar("dsd").written, LENGTH)
+INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")
+NOISE = {"proof": "coupled", "temperature": 0.9}
+# Settings that have to give the constrained target's own tokens, greedy or with its noise.
+WAYS: list[dict] = [
+    *({"mode": mode} for mode in PRESETS),
+    {"mode": "fsd", "pipeline_depth": 3, "predraft_when": "always"},
+    {"mode": "fsd", "predraft_source": "guesses", "predraft_batch": 4, "predraft_when": "always"},
+    {"mode": "fsd", "shape": "budget", "pipeline_depth": 2, "predraft_when": "always"},
+    {"mode": "dsd", "shape": "expansion"},
+    {"mode": "dsd", "draft_source": "lookup"},
+    *(NOISE | {"mode": mode} for mode in ("ar", "coupled", "auto")),
+    NOISE | {"mode": "fsd", "pipeline_depth": 2, "predraft_when": "always"},
+    NOISE | {"mode": "dsd", "shape": "expansion"},
+    NOISE | {"mode": "best"},
+]
+
+
+def settings(**values) -> DecodeSettings:
+    return DecodeSettings(**({"mode": "dsd", "seed": 7, "max_tokens": LENGTH} | values))
+
+
+def replies(channel, model, chosen: DecodeSettings, asked, form: ReplyForm | None = DSD, **given) -> list[list[int]]:
+    """The tokens of each reply; all of them parse."""
+    found = []
+    with EdgeSession(channel, model, chosen, LinkSettings(response_timeout_s=10), form=form, **given) as session:
+        for image, instruction in asked:
+            reply = session.decode(image, instruction)
+            assert not reply.worker_error
+            if form is DSD:
+                parse_reply(reply.text)
+            found.append(reply.tokens)
+    return found
+
+
+@pytest.fixture(scope="module")
+def speaking_directory(tmp_path_factory):
+    """A target of three layers with an exit beside it after each but the last."""
+    directory = make_tiny_model(tmp_path_factory.mktemp("held") / "target", seed=5, layers=3)
+    model = load_model(ModelSettings(str(directory)))
+    ExitAdapters.untrained(model).save(directory, model.fingerprint)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def speaking(speaking_directory):
+    return load_model(ModelSettings(str(speaking_directory)))
+
+
+@pytest.fixture(scope="module")
+def asked(picture):
+    return [(picture(seed), INSTRUCTIONS[seed]) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(speaking, asked):
+    """alone(settings): what the constrained target says by itself."""
+
+    def tokens(chosen: DecodeSettings) -> list[list[int]]:
+        return [constrained_alone(speaking, *one, chosen, DSD, number) for number, one in enumerate(asked, 1)]
+
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def engine(speaking):
+    with VerifierEngine(speaking, EngineSettings(exit_share=1.0, max_batch=8)) as engine:
+        yield engine
+
+
+def test_the_target_alone_would_say_something_else(engine, draft, asked, alone):
+    free = replies(LocalChannel(engine), draft, settings(mode="ar"), asked, None)
+    wanted = alone(settings(mode="ar"))
+    assert all(one != other for one, other in zip(free, wanted, strict=True))
+    assert len(set(map(tuple, wanted))) == 2
+
+
+@pytest.mark.parametrize("values", WAYS, ids=str)
+def test_every_way_gives_the_constrained_targets_tokens(engine, draft, asked, alone, values):
+    chosen = settings(**values)
+    assert replies(LocalChannel(engine), draft, chosen, asked) == alone(chosen)
+
+
+def test_a_draft_that_does_not_know_the_form_only_costs_time(engine, draft, asked, alone, monkeypatch):
+    def tau() -> float:
+        with EdgeSession(LocalChannel(engine), draft, settings(), form=DSD) as session:
+            found = [session.decode(*one) for one in asked]
+        assert [reply.tokens for reply in found] == alone(settings())
+        return sum(len(reply.tokens) for reply in found) / sum(reply.rounds for reply in found)
+
+    knowing = tau()
+    monkeypatch.setattr(EdgeSession, "_constrain", lambda *_: None)
+    assert knowing > 1.3 * tau()
+
+
+def test_over_a_websocket_and_a_bad_link(speaking_directory, engine, draft, asked, alone, serving):
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(str(speaking_directory), "exit_share=1.0"))
+        for values in (
+            {},
+            {"mode": "fsd", "pipeline_depth": 2, "predraft_when": "always"},
+            NOISE | {"mode": "coupled"},
+        ):
+            chosen = settings(**values)
+            assert replies(stack.enter_context(WebsocketChannel(url)), draft, chosen, asked) == alone(chosen)
+    for number in range(2):
+        bad = LossyChannel(LocalChannel(engine), number, loss=0.05, doubled=0.05, delayed=0.05, cut=0.05)
+        patient = LinkSettings(response_timeout_s=0.1, attempts=60)
+        with closing(bad), EdgeSession(bad, draft, settings(), patient, form=DSD) as session:
+            assert [session.decode(*one).tokens for one in asked] == alone(settings())
+
+
+def test_in_one_pass_with_robots_that_are_free(engine, draft, asked, alone):
+    ways = [{}, {"mode": "fsd"}, {"mode": "mc-dsd"}, NOISE | {"mode": "coupled"}]
+    plans = [(settings(**way), form) for way in ways for form in (DSD, None)]
+
+    def one(plan: tuple[DecodeSettings, ReplyForm | None]) -> list[list[int]]:
+        return replies(LocalChannel(engine), draft, plan[0], asked, plan[1])
+
+    wanted = [alone(chosen) if form else one((chosen, form)) for chosen, form in plans]
+    with ThreadPoolExecutor(len(plans)) as robots:
+        assert list(robots.map(one, plans)) == wanted
+
+
+def test_translated_drafts(speaking, engine, asked, alone, tmp_path_factory):
+    foreign = load_model(ModelSettings(str(make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True))))
+    vocabulary = Vocabulary(speaking.tokenizer.to_str())
+    for values in ({}, NOISE | {"mode": "coupled"}, {"mode": "fsd", "predraft_source": "exits"}):
+        chosen = settings(**values)
+        found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
+        assert found == alone(chosen), values
+
+
+def test_with_vllm(monkeypatch, target_directory, target, draft, asked):
+    vllm_standin.install(monkeypatch)
+    front = load_front(ModelSettings(str(target_directory)))
+    served = EngineTarget(front, VllmEngine(front, BackendSettings("vllm"), "float32"), 20.0, pytest.fail)
+    with VerifierEngine(served) as engine, VerifierEngine(target) as own:
+        for values in ({}, {"mode": "mc-dsd"}, NOISE | {"mode": "best"}, {"mode": "dsd", "temperature": 0.9}):
+            found = replies(LocalChannel(engine), draft, settings(**values), asked)
+            assert found == replies(LocalChannel(own), draft, settings(**values), asked)
+            if "proof" in values or not values.get("temperature"):
+                assert found == [
+                    constrained_alone(target, *one, settings(**values), DSD, n) for n, one in enumerate(asked, 1)
+                ]
+    served.close()
+
+
+def test_a_draft_that_goes_on_alone_keeps_to_the_form(draft, engine, asked):
+    for values in ({}, {"temperature": 0.9}, NOISE):
+        with EdgeSession(LocalChannel(engine), draft, settings(**values), form=DSD) as session:
+            reply = session.decode_alone(*asked[0])
+            parse_reply(reply.text)
+            if not values:
+                assert reply.tokens == constrained_alone(draft, *asked[0], settings(), DSD)
+
+
+def test_the_shipped_pair_says_what_it_says_anyway():
+    """A model that follows its grammar loses nothing, and the constraint costs no round."""
+    target, draft = (load_model(ModelSettings(str(models_directory() / role))) for role in ("target", "draft"))
+    asked = [(np.full((112, 168, 3), 90 + seed, np.uint8), "find the silver bottle") for seed in range(3)]
+    form = ReplyForm(*read_grammar("dsd").written, 96)
+    with VerifierEngine(target) as engine:
+        free, held = (replies(LocalChannel(engine), draft, settings(max_tokens=96), asked, one) for one in (None, form))
+    assert free == held
+
+
+def test_refusals_name_the_remedy(engine, draft):
+    with pytest.raises(
+        ValueError, match="a reply of 20 tokens is too short for 'Action: turn right 45 degrees', which takes 31"
+    ):
+        EdgeSession(LocalChannel(engine), draft, settings(), form=ReplyForm(DSD.marks, DSD.actions, 20))
+    session = EdgeSession(LocalChannel(engine), draft, settings(), form=DSD)
+    for sent, sentence in (
+        ("{}", "form that replies are to have cannot be used"),
+        (ReplyForm(DSD.marks, DSD.actions, 20).text, "a reply of 20 tokens is too short"),
+    ):
+        session._form = SimpleNamespace(text=sent)
+        with pytest.raises(VerifierRefused, match=sentence):
+            session.open()
+    sentence = "cannot constrain the replies of table-1; set constrain to none"
+    with VerifierEngine(TableModel(1)) as mute, pytest.raises(VerifierRefused, match=sentence):
+        EdgeSession(LocalChannel(mute), None, settings(mode="ar"), form=DSD).open()
+
+
+def test_a_vllm_over_http_refuses(target_directory):
+    request = SimpleNamespace(grammar=DSD.text, proof="", mode="ar")
+    target = SimpleNamespace(_client=HttpEngine(load_front(ModelSettings(str(target_directory))), BackendSettings()))
+    with pytest.raises(ValueError, match="does not hold replies to a grammar: set constrain to none"):
+        EngineTarget.check(target, request, SamplingSettings())
+    request.grammar = ""
+    EngineTarget.check(target, request, SamplingSettings())
+
+
+def test_without_a_constraint_the_request_is_as_it_was(engine, draft):
+    session = EdgeSession(LocalChannel(engine), draft, settings())
+    with_it = EdgeSession(LocalChannel(engine), draft, settings(), form=DSD)
+    plain, held = (one._request(1, b"") for one in (session, with_it))
+    assert plain.grammar == "" and held.grammar == DSD.text
+    assert len(encode(plain)) < 120 < len(encode(held))
+
+
+SAMPLED = [
+    {"mode": "ar"},
+    {"mode": "dsd", "draft_length": 3},
+    {"mode": "dssd", "draft_length": 3},
+    {"mode": "tslt", "draft_length": 2, "top_k_proof": 4},
+    {"mode": "mc-dsd", "tree_expansion": "2,2"},
+    {"mode": "dssd", "shape": "expansion", "tree_expansion": "2,2"},
+    {"mode": "mc-tslt", "tree_expansion": "2,2", "top_k_proof": 4},
+    {"mode": "fsd", "draft_length": 2, "top_p": 0.9},
+    {"mode": "fsd", "proof": "split", "draft_length": 2},
+    {"mode": "auto", "top_k": 6},
+    {"mode": "coupled", "draft_length": 3},
+]
+
+
+def p_value_of(values: dict, samples: int) -> float:
+    target, draft = WordedTable(2), WordedTable(2, noise=0.7, padding=4)
+    chosen = DecodeSettings(seed=7, max_tokens=FORM.limit, **({"temperature": 1.0} | values))
+    law = law_of_replies(target, IMAGE, "go", chosen, FORM)
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, chosen, form=FORM) as session,
+    ):
+        counts = Counter(tuple(session.decode(IMAGE, "go").tokens) for _ in range(samples))
+    assert set(counts) <= set(law)
+    return chi_squared(np.array([counts[reply] for reply in law], float), np.array([*law.values()]))
+
+
+@pytest.mark.parametrize("values", [SAMPLED[1], SAMPLED[2], SAMPLED[4]], ids=str)
+def test_sampled_replies_have_the_constrained_targets_distribution(values):
+    assert p_value_of(values, 500) > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", SAMPLED, ids=str)
+def test_many_sampled_replies_have_the_constrained_targets_distribution(values):
+    assert p_value_of(values, 5_000) > ALPHA

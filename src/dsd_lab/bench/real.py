@@ -12,7 +12,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,21 +166,21 @@ def _one_process(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel],
 @contextmanager
 def _sides(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel], list[int]]]:
     """A verifier of its own process and core: what opens channels to it, and both cores."""
-    with two_cores(target.path) as (url, cores):
+    with two_cores(verifier_process(target.path)) as (url, cores):
         yield lambda: WebsocketChannel(url), cores
 
 
 @contextmanager
-def two_cores(target: str) -> Iterator[tuple[str, list[int]]]:
-    """A verifier process on one core and this process on another, where there are two: its address, and the cores."""
+def two_cores(process: AbstractContextManager[str]) -> Iterator[tuple[str, list[int]]]:
+    """A ``process`` on one core and this one on another, where there are two: its address, and the cores."""
     before = sorted(os.sched_getaffinity(0))
     if len(before) < 2:
-        with verifier_process(target) as url:
+        with process as url:
             yield url, []
         return
     _pin({before[1]})
     try:
-        with verifier_process(target) as url:
+        with process as url:
             _pin({before[0]})
             yield url, before[:2]
     finally:

@@ -13,6 +13,7 @@ from dsd_lab.pair.settings import PairSettings
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
+from dsd_ros.paths import SMALL_READER, models_directory
 from dsd_ros.shown import shown
 
 command = App(name="evaluate", help="Measure models on held-out scenes and in simulated runs.")
@@ -65,9 +66,14 @@ def pair(args: EvaluatePairArguments = EvaluatePairArguments()) -> int:
 @arguments
 class EvaluateQuestionsArguments:
     which: str = flag("held_out", "held_out: language that no training draws; shipped: over the documents that ship")
+    count: int = flag(0, "questions, drawn evenly over the kinds (0: all)")
+    seed: int = flag(0, "seed of that draw, and of sampled answers")
     documents: int = flag(2, "documents used per side")
-    side: str = flag("both", "who answers: both, device or cloud")
-    most: int = flag(0, "questions, every n-th of them (0: all)")
+    side: str = flag("both", "who answers: both, device, cloud, or each of these in turn")
+    methods: bool = flag(False, "ask by DRAGON and by each method that it is compared with, over an emulated link")
+    variants: list[str] = flag([], "with --methods: these alone, by the names in its table", many=True)
+    trip_ms: float = flag(300.0, "with --methods: round trip")
+    mbps: float = flag(40.0, "with --methods: rate of the link, Mbit/s")
     answers: bool = flag(False, "print every answer that is not right")
     model: str = model_option("reader")
     json: Path | None = json_option()
@@ -78,43 +84,40 @@ def questions(args: EvaluateQuestionsArguments = EvaluateQuestionsArguments()) -
     """Right and wrong answers of a reader on questions over two sides' documents, by kind.
 
     Answered by DRAGON's mixture without the link. Wrong: said with confidence; the rest says that it does not know.
+    With --methods, two processes answer over a link, by DRAGON and by what it is compared with.
     """
-    from dsd_lab.pair.held_out import SIDES, load_questions, read_all, shipped_questions
-    from dsd_ros.dragon.documents.embedding import SentenceEncoder
-    from dsd_ros.vlm.loading import load_model
+    from dsd_lab.dragon.questions import MethodsBench, drawn, measure_methods, render_methods, variants_of
+    from dsd_lab.pair.held_out import load_questions, measure_sides, render_sides, shipped_questions
     from dsd_ros.vlm.settings import ModelSettings
 
-    if args.side not in ("both", *SIDES):
-        raise ValueError(f"--side is both, device or cloud, not {args.side!r}")
     items = shipped_questions() if args.which == "shipped" else load_questions(args.which)
-    items = items[:: max(1, len(items) // args.most)] if args.most else items
-    rows = []
+    model = ModelSettings(model_path(args.model, "reader"))
+
     with Progress() as bar:
 
-        def report(item: Any, text: str, how: str) -> None:
-            rows.append({"id": item.id, "text": text, "verdict": how})
-            bar.to(len(rows) / len(items), item.id)
+        def wrong(item: Any, text: str, how: str) -> None:
             if args.answers and how != "right":
                 bar.say(f"{how:7} {item.question}  {shown(text)}  ({' / '.join(item.answers) or 'not told'})")
 
-        model = load_model(ModelSettings(model_path(args.model, "reader")))
-        sides = SIDES if args.side == "both" else (args.side,)
-        figures = read_all(model, items, SentenceEncoder(), args.documents, sides, report)
-    for name, found in figures.items():
-        print(f"{name:15} {found['questions']:4.0f}  right {found['right']:6.1%}  wrong {found['wrong']:6.1%}")
-    write_json(args.json, {"figures": figures, "answers": rows})
+        if args.methods:
+            bench = MethodsBench(args.count, args.seed, args.trip_ms, args.mbps, args.documents)
+            found = measure_methods(bench, model, items, variants_of(args.variants), bar.to, wrong)
+        else:
+            found = measure_sides(model, drawn(items, args.count, args.seed), args.documents, args.side, bar.to, wrong)
+    print(render_methods(found) if args.methods else render_sides(found))
+    write_json(args.json, found)
     return EXIT_DONE
 
 
 @command.command
 def reader(args: EvaluateReaderArguments = EvaluateReaderArguments()) -> int:
-    """Accuracy of a reader, from one document and from two sides.
+    """Accuracy of the small reader, from one document and from two sides.
 
     Measured on synthetic questions that its training never drew.
     """
     from dsd_lab.pair.reader import evaluate_reader
 
-    folder = Path(model_path(args.model, "reader"))
+    folder = Path(args.model or models_directory() / SMALL_READER)
     with Progress() as bar:
         figures = evaluate_reader(folder, args.questions, args.errands, report=bar.report)
     for kind, found in figures["single"].items():

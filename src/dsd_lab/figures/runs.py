@@ -23,6 +23,7 @@ from dsd_lab import tomllib
 from dsd_lab.figures.pages import ROOT, Pages, report_path
 from dsd_lab.report import BenchError, code_digest
 from dsd_lab.reproduce.page import write_page
+from dsd_ros.vlm.adapters import ADAPTER_FILE
 from dsd_ros.vlm.loading import model_fingerprint
 
 CURRENT = "current"
@@ -66,7 +67,8 @@ def select(runs: dict[str, Run], names: Sequence[str]) -> list[Run]:
 
 def shipped(root: Path = ROOT) -> dict[str, str]:
     """The fingerprint of each model that ships, by name."""
-    return {path.parent.name: model_fingerprint(path.parent) for path in sorted(root.glob("models/*/config.json"))}
+    homes = {path.parent for file in ("config.json", ADAPTER_FILE) for path in root.glob(f"models/*/{file}")}
+    return {home.name: model_fingerprint(home) for home in sorted(homes)}
 
 
 def other_weights(report: Any, ships: dict[str, str]) -> str:

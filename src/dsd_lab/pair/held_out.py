@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+from dsd_lab.report import BenchError, header
 from dsd_lab.train.reader.facts import draw_sides, language
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.documents.chunking import chunks, read_document
@@ -25,6 +26,8 @@ from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.paths import config_directory
+from dsd_ros.vlm.loading import load_model
+from dsd_ros.vlm.settings import ModelSettings
 
 SIDES = ("device", "cloud")
 NEEDS = ("both", *SIDES, "none")
@@ -159,6 +162,55 @@ def read_all(
         }
         for name, hows in sorted(counts.items())
     }
+
+
+def measure_sides(
+    settings: ModelSettings,
+    items: Sequence[HeldOut],
+    documents: int,
+    side: str,
+    progress: Callable[[float, str], object],
+    report: Callable[[HeldOut, str, str], object],
+) -> dict[str, Any]:
+    """The report of `dsd-lab evaluate questions`: ``read_all`` of both sides, of one, or of "each" of these in turn.
+
+    BenchError for another ``side``.
+    """
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+
+    asked: dict[str, Sequence[str]] = {"both": SIDES, **{name: (name,) for name in SIDES}}
+    if side not in (*asked, "each"):
+        raise BenchError(f"--side is both, device, cloud or each, not {side!r}")
+    who = asked if side == "each" else {side: asked[side]}
+    model, encoder = load_model(settings), SentenceEncoder()
+    answers: list[dict[str, Any]] = []  # of who is asked first
+    figures: dict[str, Any] = {}
+    done: list[str] = []
+
+    def take(item: HeldOut, text: str, how: str) -> None:
+        if not figures:
+            about = {"id": item.id, "question": item.question, "answers": item.answers}
+            answers.append({**about, "text": text, "verdict": how})
+        done.append(item.id)
+        progress(len(done) / (len(who) * len(items)), item.id)
+        report(item, text, how)
+
+    for name, sides in who.items():
+        figures[name] = read_all(model, items, encoder, documents, sides, take)
+    code = ("dsd_ros/dragon", "dsd_ros/vlm", "dsd_lab/pair/held_out.py")
+    setting = {"documents": documents, "questions": len(items)}
+    return {**header("questions", code, both=model), "setting": setting, "figures": figures, "answers": answers}
+
+
+def render_sides(report: dict[str, Any]) -> str:
+    """The report of ``measure_sides`` as a table for each who answers."""
+    lines = []
+    for who, figures in report["figures"].items():
+        lines += [f"{who}:"] if len(report["figures"]) > 1 else []
+        for name, found in figures.items():
+            shares = f"right {found['right']:6.1%}  wrong {found['wrong']:6.1%}"
+            lines.append(f"{name:15} {found['questions']:4.0f}  {shares}")
+    return "\n".join(lines)
 
 
 def shipped_questions() -> tuple[HeldOut, ...]:

@@ -175,8 +175,7 @@ def _load_adapted(directory: Path, settings: ModelSettings) -> VisionLanguageMod
     template = PromptTemplate.from_directory(
         directory, text_only=True, markers=_markers(backend), prompt=settings.prompt
     )
-    fingerprint = _digest([adapter.base_fingerprint, _weights_digest(directory / ADAPTER_FILE)])
-    fingerprints = fingerprint, tokenizer_fingerprint(backend.to_str())
+    fingerprints = model_fingerprint(directory), tokenizer_fingerprint(backend.to_str())
     return _model(base, directory.resolve().name, TextBackbone(hf), backend, template, fingerprints, settings)
 
 
@@ -444,8 +443,10 @@ def model_fingerprint(directory: Path) -> str:
     """32 hex digits for a model directory: its configuration and its weights, not its early exits.
 
     Files up to 256 MiB are read whole. Of larger ones only the size, the safetensors header and 64 evenly spaced chunks
-    of 1 MiB count: a retrained model differs, a flipped bit may not.
+    of 1 MiB count: a retrained model differs, a flipped bit may not. Of an adapter the base's fingerprint counts, too.
     """
+    if (directory / ADAPTER_FILE).is_file():
+        return _digest([read_adapter(directory).base_fingerprint, _weights_digest(directory / ADAPTER_FILE)])
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):
         config.pop(key, None)

@@ -96,8 +96,9 @@ def test_a_robot_that_does_not_know_asks_about_the_thing(goal, unclear):
     assert asked in found.sentence and found.answer == "I do not know." and found.sources == ["a source"]
 
 
-def test_it_asks_nothing_where_it_knows_and_where_memory_failed():
+def test_it_asks_nothing_where_it_knows_and_asks_where_memory_failed():
     known = resolve_answer("go to my chair", True, "", "The Viola is red. Go: find the red chair", ["a source"])
     assert known.instruction == "find the red chair" and known.question == "" and known.sources == ["a source"]
     lost = resolve_answer("go to my chair", False, "The cloud is away.", "")
-    assert lost.question == "" and "The cloud is away." in lost.sentence and lost.outcome is RunOutcome.NOT_KNOWN
+    assert "The cloud is away." in lost.sentence and lost.outcome is RunOutcome.NOT_KNOWN
+    assert lost.question == question_about("go to my chair") and lost.question in lost.sentence

@@ -88,13 +88,11 @@ def instruction_in(answer: str) -> str:
 def resolve_answer(goal: str, success: bool, message: str, text: str, sources: Sequence[Any] = ()) -> ResolvedGoal:
     """What ``goal`` means by memory's answer ``text``; NOT_KNOWN, and a question, where it names no instruction."""
     if not success:
-        return unknown(f"Memory did not answer: {message}", text)
+        return unknown(goal, f"Memory did not answer: {message}", text)
     instruction = instruction_in(text)
     if instruction:
         return ResolvedGoal(instruction, text, sources=sources)
-    asked = question_about(goal)
-    found = unknown(f"{asked} Memory's answer: {text}", text)
-    return found._replace(question=asked, sources=sources)
+    return unknown(goal, f"Memory's answer: {text}", text, sources)
 
 
 def question_about(goal: str) -> str:
@@ -120,6 +118,7 @@ def _turned(words: str) -> str:
     return re.sub(r"\b\w+\b", lambda word: _OTHER_PERSON.get(word[0].lower(), word[0]), words)
 
 
-def unknown(sentence: str, answer: str = "") -> ResolvedGoal:
-    """A goal that memory could not resolve."""
-    return ResolvedGoal("", answer, RunOutcome.NOT_KNOWN, sentence)
+def unknown(goal: str, why: str, answer: str = "", sources: Sequence[Any] = ()) -> ResolvedGoal:
+    """A goal that memory could not resolve, with the robot's question about it."""
+    asked = question_about(goal)
+    return ResolvedGoal("", answer, RunOutcome.NOT_KNOWN, f"{asked} {why}", asked, sources)

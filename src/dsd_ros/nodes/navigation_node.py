@@ -370,7 +370,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             if ended := self._ended(goal):
                 return ended
             if time.monotonic() > began + min(_SERVICE_WAIT_S, settings.timeout_s):
-                return goals.unknown(f"No node offers the service '{client.srv_name}': start the memory node.")
+                return goals.unknown(
+                    self._instruction, f"No node offers the service '{client.srv_name}': start the memory node."
+                )
             time.sleep(_POLL_S)
         timeout = max(0.5, deadline - time.monotonic() - _MEMORY_MARGIN_S)
         answered, next_word = threading.Event(), 0.0
@@ -380,7 +382,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             ended = self._ended(goal)
             if ended is not None or time.monotonic() >= deadline:
                 client.remove_pending_request(future)
-                return ended or goals.unknown(f"Memory did not answer within {settings.timeout_s:g} s.")
+                return ended or goals.unknown(
+                    self._instruction, f"Memory did not answer within {settings.timeout_s:g} s."
+                )
             if time.monotonic() >= next_word:
                 next_word = time.monotonic() + 0.1
                 goal.publish_feedback(
@@ -388,7 +392,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 )
         answer = future.result()
         if answer is None:
-            return goals.unknown("Memory failed.")
+            return goals.unknown(self._instruction, "Memory failed.")
         return goals.resolve_answer(self._instruction, answer.success, answer.message, answer.text, answer.sources)
 
     def _tell(self, goal: ServerGoalHandle, resolved: ResolvedGoal) -> None:

@@ -186,7 +186,13 @@ def errand_figures(
 def train_and_evaluate_reader(settings: ReaderSettings, report: Report | None = None) -> dict[str, Any]:
     """Train the reader, measure it where the settings ask for that, and write its card."""
     if settings.model == "smollm2":
-        return train_adapter(settings, report, partial(check_reader, questions=4 if settings.smoke else 48))
+        training = train_adapter(settings, report, partial(check_reader, questions=4 if settings.smoke else 48))
+        folder = settings.resolved().out / "reader-smollm2"
+        card = render_template(
+            "pair/reader_smollm2.md", training=training, cpu=platform.machine(), threads=settings.threads
+        )
+        (folder / "README.md").write_text(card)
+        return training
     training = train_reader(settings, report)
     settings = settings.resolved()
     if not settings.evaluate:

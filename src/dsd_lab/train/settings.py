@@ -14,7 +14,7 @@ PAIR_SIZES = ("small", "base")  # of model.SIZES
 READER_SIZES = ("tiny", "base")  # of reader.SIZES
 READER_DEFAULTS: dict[str, dict[str, Any]] = {  # by the model that is trained
     "own": {"minutes": 45.0, "batch": 48, "rate": 3e-3, "save_seconds": 60.0},
-    "smollm2": {"minutes": 540.0, "batch": 8, "rate": 8e-4, "save_seconds": 300.0},
+    "smollm2": {"minutes": 240.0, "batch": 4, "rate": 6e-4, "save_seconds": 300.0},
 }
 
 # Defaults that depend on the device: a GPU is idle at batches that fill a CPU core.

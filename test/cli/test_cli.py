@@ -84,6 +84,17 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     assert reply["action"] is None  # a random model's text is no action
 
 
+def test_replies_can_be_held_to_a_grammar(decode):
+    own = (
+        """{"marks": ["Now:"], "forward": {"phrases": ["go {}"], "amounts": [5, 10]}, "stop": {"phrases": ["stop"]}}"""
+    )
+    for options in ((), ("--mode", "ar"), ("--temperature", "0.8")):
+        held, free = (json.loads(decode("--json", "--grammar", own, *options, *more)[1]) for more in (
+            ("--constrain", "grammar"), ()))  # fmt: skip
+        assert held["action"] in ("go 5", "go 10", "stop") and held["text"].endswith(f"Now: {held['action']}")
+        assert free["action"] is None
+
+
 def test_log_lines_go_beside_the_reply(decode):
     code, out, err = decode("--json", "--log-level", "info", "--log-format", "json")
     assert code == 0 and json.loads(out)["rounds"] > 0
@@ -186,6 +197,9 @@ def test_a_port_in_use_is_named(models):
         (["--draft", "no/such/model"], "no/such/model"),
         (["--draft", "some/model"], "--online allows it"),
         (["--temperature", "-1"], "temperature"),
+        (["--constrain", "grammar"], "a reply of 24 tokens is too short for 'Action: turn right 45 degrees'"),
+        (["--grammar", "nowhere"], "There is no grammar 'nowhere'"),
+        (["--prompt", "nowhere"], "there is no prompt 'nowhere'"),
         (["--top-p", "0"], "top_p"),
         (["--draft-length", "65"], "draft_length"),
         (["--verifier", "http://127.0.0.1:1"], "ws://"),

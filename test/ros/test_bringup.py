@@ -178,6 +178,8 @@ def test_the_demos_stand_in_has_the_simulated_camera(tmp_path):
     standin = start_of("demo", "go2_standin_node", robot="go2-standin", frame_prefix="go2_1/")
     assert standin.parameters["world_frame"] == "go2_1/odom"
     assert start_of("demo", "simulator_node", frame_prefix="go2_1/").parameters["frame_prefix"] == "go2_1/"
+    draft = start_of("demo", "draft_node", constrain="grammar", grammar="navila", prompt="navila").parameters
+    assert (draft["constrain"], draft["grammar"], draft["model.prompt"]) == ("grammar", "navila", "navila")
 
 
 def test_a_namespace_parts_robots_and_a_domain_parts_networks():

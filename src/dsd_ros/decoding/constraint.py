@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 import threading
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
@@ -27,7 +28,8 @@ import torch
 MAX_FORM_CHARS = 16_384  # of a form as text
 _MAX_WRITTEN = 1 << 16  # characters of all marks with all actions
 _KEPT = 8  # constraints of one tokenizer
-_SPACES = re.compile(rb"[ \t\n\r\f\v]+")
+_FOLD = bytes.maketrans(string.ascii_uppercase.encode() + b"\t\n\r\f\v", string.ascii_lowercase.encode() + b" " * 5)
+_SPACES = re.compile(b" +")
 _OTHER = b"\0"  # stands for what precedes a mark and is no space
 BARRED = b"\xff" * 4  # of a token that constrained replies do not use
 
@@ -98,7 +100,8 @@ class State(NamedTuple):
 
 def folded(text: bytes) -> bytes:
     """As marks are found in texts: ASCII letters small, a run of white space one space."""
-    return _SPACES.sub(b" ", text.lower())
+    text = text.translate(_FOLD)
+    return _SPACES.sub(b" ", text) if b"  " in text else text
 
 
 def _lower(text: str) -> bytes:

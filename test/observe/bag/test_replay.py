@@ -182,7 +182,7 @@ def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
 def test_a_report_has_every_reply_and_round(tmp_path):
     run = read_run(make_bag(tmp_path / "bag", {"decode.mode": "dsd"}, storage="sqlite3"))
     text = "\n".join([*summary_lines(run), *step_lines(run), *round_lines(run)])
-    assert "2 replies, 6 tokens in 2 rounds, tau 3.00" in text and "target big" in text
+    assert "2 replies, 6 tokens in 2 rounds, tau 3.00; 2 end in an action" in text and "target big" in text
     assert text.count("forward 25 cm") == 2
     rows = list(csv.DictReader(io.StringIO(as_csv(run))))
     assert [row["step"] for row in rows] == ["1", "2"] and rows[0]["bytes_up"] == "11"

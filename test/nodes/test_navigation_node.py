@@ -226,7 +226,8 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
 
 
 def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
-    nav = NavigationRig(rig, "return", run__fallback="return", run__arrival_check="service")
+    # At the way's own pace: how much slower the way back is driven is test_fallback's matter.
+    nav = NavigationRig(rig, "return", run__fallback="return", run__fallback_speed=1.0, run__arrival_check="service")
     start = nav.odometry.pose
     _, result = nav.run(STOP, instruction="find the silver bottle")
     assert result.outcome == RunOutcome.NOT_THERE and "not confirmed" in result.message

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
-_ASK_AGAIN_S = 3.0
+_ASK_AGAIN_S, _RARELY_S = 0.1, 3.0  # before a question is put again: at first, and twice as long each time up to this
 _ROBOTS = ("simulator_node", "go2_standin_node")  # which take faults
 
 
@@ -118,12 +118,12 @@ class Rig:
         """
         client = self.node.create_client(kind, name, callback_group=self._calls)
         futures: list[Any] = []
-        due = time.monotonic()
+        due, pause = time.monotonic(), _ASK_AGAIN_S
 
         def answered() -> Any:
-            nonlocal due
+            nonlocal due, pause
             if time.monotonic() >= due and client.service_is_ready():
-                due = time.monotonic() + _ASK_AGAIN_S
+                due, pause = time.monotonic() + pause, min(_RARELY_S, 2.0 * pause)
                 futures.append(client.call_async(request))
             return next((future for future in futures if future.done()), None)
 

@@ -31,9 +31,10 @@ def _start(name: str) -> None:
     # The node replaces these handlers once it is built.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
-    if name in _CAMERAS and not any(variable in os.environ for variable in _PROFILES):
+    if not any(variable in os.environ for variable in _PROFILES):
+        profile = config_directory() / ("fastdds.xml" if name in _CAMERAS else "discovery.xml")
         for variable in _PROFILES:  # the older name and the newer
-            os.environ[variable] = str(config_directory() / "fastdds.xml")
+            os.environ[variable] = str(profile)
     try:
         check_environment()
         module = quick_import(f"dsd_ros.nodes.{name}")

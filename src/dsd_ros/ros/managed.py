@@ -272,7 +272,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-_PATIENCE_S = 2.0  # before a request is repeated
+_HASTE_S, _PATIENCE_S = 0.2, 2.0  # before a request is repeated: at first, and twice as long each time up to this
 
 
 class LifecycleWatch:
@@ -286,7 +286,7 @@ class LifecycleWatch:
         self._node = node
         self._client = node.create_client(GetState, f"{name}/get_state")
         self._call: Any = None
-        self._asked = 0.0
+        self._asked, self._patience = 0.0, _HASTE_S
         self._active = False
 
     def active(self) -> bool:
@@ -296,9 +296,9 @@ class LifecycleWatch:
         if self._call is not None and self._call.done():
             answer, self._call = self._call.result(), None
             self._active = answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE
-        elif self._call is not None and time.monotonic() - self._asked > _PATIENCE_S:
+        elif self._call is not None and time.monotonic() - self._asked > self._patience:
             self._client.remove_pending_request(self._call)
-            self._call = None
+            self._call, self._patience = None, min(_PATIENCE_S, 2.0 * self._patience)
         elif self._call is None and self._client.service_is_ready():
             self._call, self._asked = self._client.call_async(GetState.Request()), time.monotonic()
         return self._active

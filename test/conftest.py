@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ os.environ.setdefault("PIP_CACHE_DIR", str(Path(os.environ["HOME"]) / ".cache" /
 os.environ.setdefault("MPLCONFIGDIR", str(Path(tempfile.gettempdir()) / "dsd_ros_test_matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the package anew
+sys.dont_write_bytecode = False  # each of pytest's processes would rewrite the tests' assertions anew
 
 # Nodes run in folders of their own: a relative path would give them another tree's code.
 if paths := os.environ.get("PYTHONPATH"):

@@ -64,7 +64,7 @@ def command_line(argv: Sequence[str]) -> str:
     given = iter(argv[1:])
     for word in given:
         flag, equals, value = word.partition("=")
-        if flag in ("--json", "--plot"):
+        if flag in ("--json", "--plot", "--folder"):
             if not equals:
                 next(given, None)
         elif equals and Path(value).is_absolute():

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dsd_ros.paths import models_directory
 from dsd_ros.vlm import prompts
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
+from dsd_ros.vlm.quantization import quantize_on_cpu
 
 INSTRUCTION = "find the silver bottle"
 
@@ -210,7 +212,7 @@ def test_tokenizer_of_another_model(own_directory):
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"dtype": "int3"}, "dtype is 'int3'; use float32, bfloat16 or float16"),
         ({"quantization": "2bit"}, "quantization is '2bit'; use none, int8 or 4bit"),
-        ({"quantization": "4bit"}, "needs a CUDA device; on the CPU choose int8"),
+        ({"quantization": "4bit", "dtype": "float16"}, "on the CPU needs dtype float32 or bfloat16, no float16"),
         ({"quantization": "int8", "device": "cuda"}, "on CUDA choose 4bit"),
         ({"threads": -1}, "threads is -1"),
     ],
@@ -248,6 +250,36 @@ def test_int8_runs_and_answers_nearly_the_same(model, model_directory, picture):
     again = sequence.verify(reply[2:]).softmax(-1)
     assert (torch.minimum(again, close[2:]).sum(-1) > 0.9).all()
     assert quantized.tokenizer_fingerprint == model.tokenizer_fingerprint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.7), ("4bit", 0.4)])
+def test_smaller_matrices_on_the_cpu(model, model_directory, picture, dtype, quantization, share):
+    settings = ModelSettings(str(model_directory), dtype=dtype, quantization=quantization)
+    smaller = load_model(settings)
+    layer = smaller.hf.model.language_model.layers[0]
+    for matrix in (smaller.hf.lm_head, layer.mlp.up_proj, layer.self_attn.q_proj):
+        assert not isinstance(matrix, torch.nn.Linear) or "quantized" in type(matrix).__module__
+    reply = [3, 77, 200, 12]
+    exact = model.prefill(picture(), INSTRUCTION).verify(reply).softmax(-1)
+    close = smaller.prefill(picture(), INSTRUCTION).verify(reply)
+    assert close.dtype == torch.float32 and close.shape == exact.shape
+    assert (torch.minimum(exact, close.softmax(-1)).sum(-1) > share).all()
+
+
+@pytest.mark.parametrize(("quantization", "bits", "error"), [("int8", 8, 0.02), ("4bit", 4.5, 0.15)])
+def test_a_smaller_matrix_is_close_and_small(quantization, bits, error):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(256, 192, dtype=torch.bfloat16).requires_grad_(False)
+    box = SimpleNamespace(hf=torch.nn.Sequential(linear), language=torch.nn.Sequential())
+    quantize_on_cpu(box, quantization)
+    x = torch.randn(2, 3, 256).bfloat16()
+    difference = box.hf(x) - linear(x)
+    assert box.hf(x).dtype == torch.bfloat16 and box.hf(x).shape == (2, 3, 192)
+    assert difference.float().norm() < error * linear(x).float().norm()
+    if quantization == "4bit":
+        held = box.hf[0].levels.nbytes + box.hf[0].scales.nbytes
+        assert held == 192 * 256 * bits / 8
 
 
 def test_bfloat16_runs(model, model_directory, picture):
@@ -291,6 +323,7 @@ def test_tied_embeddings(own_directory):
     edit_json(own_directory / "config.json", tie_word_embeddings=True)
     for quantization in ("none", "int8"):
         tied = load_model(ModelSettings(str(own_directory), quantization=quantization))
+        assert torch.equal(tied.hf.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
         hidden = torch.randn(2, tied.hidden_size)
         normed = tied.hf.model.language_model.norm(hidden)
         expected = normed @ weights["model.embed_tokens.weight"].T

@@ -150,10 +150,17 @@ def _local(target: str) -> Iterator[Channel]:
 @contextmanager
 def verifier_process(target: str) -> Iterator[str]:
     """The address of a verifier of its own process, on loopback."""
+    with verifier_child(target) as (address, _):
+        yield address
+
+
+@contextmanager
+def verifier_child(target: str, *flags: str, threads: int = 1) -> Iterator[tuple[str, int]]:
+    """The address of a verifier with these flags in a process of its own, on loopback, and its process id."""
     lines: queue.Queue[str] = queue.Queue()
     with ProcessGroup(lambda _, line: lines.put(line)) as group:
-        command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", target]
-        child = group.start("verifier", command, {"OMP_NUM_THREADS": "1"})
+        command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", target, *flags]
+        child = group.start("verifier", command, {"OMP_NUM_THREADS": str(threads)})
         printed, deadline = "", time.monotonic() + _START_S
         while (address := _ADDRESS.search(printed)) is None:
             if time.monotonic() > deadline or not (child.running or lines.qsize()):
@@ -162,7 +169,7 @@ def verifier_process(target: str) -> Iterator[str]:
                 printed += lines.get(timeout=0.2) + "\n"
             except queue.Empty:
                 continue
-        yield address.group()
+        yield address.group(), child.pid
 
 
 @contextmanager

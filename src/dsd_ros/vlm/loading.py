@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.gguf_file import GgufFile, read_llama, read_tokenizer
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate, prompt_file, read_texts
+from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
 from dsd_ros.vlm.settings import ModelSettings
 
 _CLASSES = {  # of transformers, by model_type
@@ -196,7 +195,7 @@ def exits_home(path: Path) -> Path:
 def read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
     """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded; ModelError."""
     check_fetched(path)
-    if settings.quantization == "4bit":
+    if settings.quantization == "4bit" and settings.device != "cpu":
         raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
     try:
         file = GgufFile(path)
@@ -224,10 +223,10 @@ def _model(
 ) -> VisionLanguageModel:
     """The checked model, moved or quantized as the settings say; ``fingerprints`` of model and tokenizer."""
     _check_fit(path, backbone.hf.config, tokenizer)
-    if settings.quantization == "int8":
-        _quantize_int8(backbone)
-    elif settings.quantization == "none":
+    if settings.quantization == "none":
         backbone.hf.to(settings.device)
+    elif settings.device == "cpu":
+        quantize_on_cpu(backbone, settings.quantization)
     return VisionLanguageModel(
         backbone,
         tokenizer,
@@ -302,8 +301,8 @@ def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
     options = _load_options(settings)
-    if settings.quantization == "4bit":
-        options |= _four_bit_options(settings)
+    if settings.quantization == "4bit" and settings.device != "cpu":
+        options |= four_bit_options(settings)
     try:
         with quiet_transformers():
             loaded: Any = getattr(transformers, _CLASSES[kind]).from_pretrained(
@@ -331,36 +330,6 @@ def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
             "the files are incomplete, fetch them again"
         )
     return hf.eval().requires_grad_(False)
-
-
-def _quantize_int8(backbone: TextBackbone) -> None:
-    """Store the matrices of the language layers and the LM head as int8; activations stay float.
-
-    The vision tower keeps its precision: it runs once per image, and vision is the weak point of small models. For
-    drafts only: activations share a scale per pass, so logits depend on how tokens are split into passes.
-    """
-    from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        linear = {torch.nn.Linear: per_channel_dynamic_qconfig}
-        quantize_dynamic(backbone.language, linear, inplace=True)
-        quantize_dynamic(backbone.hf, {"lm_head": per_channel_dynamic_qconfig}, inplace=True)
-
-
-def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
-    for package in ("accelerate", "bitsandbytes"):
-        if importlib.util.find_spec(package) is None:
-            raise ModelError(f"4bit quantization needs the package {package}; install it, or use none")
-    from transformers import BitsAndBytesConfig
-
-    config: Any = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
-        llm_int8_skip_modules=["lm_head", "model.visual", "visual"],
-    )
-    return {"quantization_config": config, "device_map": {"": settings.device}}
 
 
 def _check_fit(directory: Path, config: Any, tokenizer: Any) -> None:

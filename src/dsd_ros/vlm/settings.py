@@ -25,7 +25,7 @@ class ModelSettings:
     path: str = field(metadata={"help": "model directory or Hugging Face id"})
     device: str = option("cpu", "device of the model: cpu, cuda or cuda:N")
     dtype: str = option(DTYPES[0], "precision of the weights", choices=DTYPES)
-    quantization: str = option("none", "int8 on the CPU, 4bit on CUDA", choices=QUANTIZATIONS)
+    quantization: str = option("none", "for drafts: int8 (CPU alone, its fastest) or 4bit", choices=QUANTIZATIONS)
     threads: int = option(0, "CPU threads of this process's models; 0: torch's choice", 0)
     prompt: str = option("", PROMPT_HELP)
 
@@ -38,8 +38,8 @@ class ModelSettings:
         check_options(self, ModelError)
         if self.threads < 0:
             raise ModelError(f"threads is {self.threads}; use 0 (torch's choice) or more")
-        on_cuda = self.device.startswith("cuda")
-        if self.quantization == "int8" and (on_cuda or self.dtype != DTYPES[0]):
-            raise ModelError("int8 quantization is for the CPU in float32; on CUDA choose 4bit")
-        if self.quantization == "4bit" and not on_cuda:
-            raise ModelError("4bit quantization needs a CUDA device; on the CPU choose int8")
+        on_cpu = self.device == "cpu"
+        if self.quantization == "int8" and not on_cpu:
+            raise ModelError("int8 quantization is for the CPU; on CUDA choose 4bit")
+        if self.quantization != "none" and on_cpu and self.dtype == "float16":
+            raise ModelError(f"{self.quantization} quantization on the CPU needs dtype float32 or bfloat16, no float16")

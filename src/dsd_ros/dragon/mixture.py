@@ -6,7 +6,8 @@ sequence of its own, and all of them are advanced by one forward pass.
 
 A reader that abstains where its document does not tell what comes next (``not_told``) changes the weights at every
 token, as DRAGON's section 3 allows: w(d) is multiplied by the odds that document d tells, (1 - u) / u, with u the
-probability of ``not_told``. If exactly one document tells, these are the posterior odds that it is d, so a relevant
+probability of ``not_told``, and only a quarter of the relevances counts, since cosines may differ by more between two
+sides than the odds can. If exactly one document tells, these are the posterior odds that it is d, so a relevant
 document that does not tell cannot outvote a less relevant one that does.
 """
 
@@ -31,6 +32,7 @@ NOTHING_FOUND = Retrieved("", "", -30.0)
 _KEPT_TOKENS = 65_536
 _COLDEST = 1e-12
 _SUREST = 1e-3  # least u and 1 - u, so that where all documents tell, relevance weighs them
+_RELEVANCE = 0.25  # what of the relevance counts beside these odds
 _ENDING = 0.75  # what ending the answer counts as abstaining: a document with more to say weighs more
 
 Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
@@ -160,7 +162,8 @@ class LocalMixture:
             self._read(on_layer)
         self.passes += 1
         rows = next_logits_together(self._sequences, on_layer)
-        relevances = [value + self._log_odds(row) for value, row in zip(self._relevances(), rows, strict=True)]
+        counts = 1.0 if self._not_told is None else _RELEVANCE
+        relevances = [counts * value + self._log_odds(row) for value, row in zip(self._relevances(), rows, strict=True)]
         highest = max(relevances)
         shares = [math.exp(value - highest) for value in relevances]
         total = math.fsum(shares)

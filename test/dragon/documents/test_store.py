@@ -113,6 +113,18 @@ def test_any_words_may_be_asked_for(folder):
         assert empty.retrieve("anything", 3) == []
 
 
+def test_words_that_too_many_chunks_have_are_left_out(folder, monkeypatch):
+    with Store(folder, HashedWords()) as store:
+        fill(store, {f"n{n}": f"The parcel {n} came by boat." for n in range(8)} | {"z": "The zither is in a parcel."})
+        with store._index() as index:
+            assert sorted(index._rarest(["parcel", "zither", "boat"])) == ["boat", "parcel", "zither"]
+            monkeypatch.setattr(index_module, "RANKED", 4)
+            assert index._rarest(["parcel", "zither", "boat"]) == ["zither"]
+            assert len(index._rarest(["parcel", "boat"])) == 1
+        assert texts(store, "zither parcel", 1) == ["The zither is in a parcel."]
+        assert len(texts(store, "parcel boat", 3)) == 3
+
+
 @pytest.mark.parametrize("lines", [1, 2 * MANY])
 def test_what_is_removed_is_gone_from_the_disk(folder, lines):
     with Store(folder, HashedWords()) as store:

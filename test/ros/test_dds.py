@@ -11,15 +11,18 @@ import pytest
 import torch
 from lifecycle_msgs.msg import Transition
 from ros_rig import CameraRig, Rig, picture
+from worded_table import constrained_alone
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress
 from dsd_msgs.srv import Decode
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.navigation.actions import parse_reply, read_grammar
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import DdsChannel, VerifierTopics
 from dsd_ros.ros.stamps import seconds, to_duration
@@ -222,6 +225,24 @@ def test_the_decode_service(rig, tiny_pair, models):
     answer = nodes.camera.ask(picture(9), INSTRUCTION)
     assert answer.success, answer.message
     assert answer.text == target.decode_text(alone(target, picture(9)))
+
+
+def test_replies_are_held_to_the_grammar_over_topics(rig, tiny_pair, models):
+    target, _ = models
+    settings = DecodeSettings(mode="dsd", max_tokens=44)
+    form = ReplyForm(*read_grammar("dsd").written, 44)
+    nodes = DecodeRig(rig, tiny_pair, decode__mode="dsd", decode__max_tokens=44, constrain="grammar")
+    for seed in range(2):
+        answer = nodes.camera.ask(picture(seed), INSTRUCTION)
+        assert answer.success, answer.message
+        assert answer.text == target.decode_text(constrained_alone(target, picture(seed), INSTRUCTION, settings, form))
+        assert parse_reply(answer.text) and answer.stats.parses and answer.stats.parse_share == 1.0
+    refused = rig.set_parameter("draft_node", "decode.max_tokens", 12)
+    assert not refused.successful and "a reply of 12 tokens is too short" in refused.reason
+    assert rig.set_parameter("draft_node", "constrain", "none").successful
+    answer = nodes.camera.ask(picture(0), INSTRUCTION)
+    assert answer.text == target.decode_text(alone(target, picture(0), 44))
+    assert not answer.stats.parses and answer.stats.parse_share == pytest.approx(2 / 3)
 
 
 def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):

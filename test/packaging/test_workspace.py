@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import os
 import re
 import subprocess
@@ -182,7 +183,9 @@ def test_plain_colcon_builds_and_tests_everything(tmp_path: Path) -> None:
         colcon(f"build{option}", tmp_path)
         programs = {path.name for path in (installed / "lib" / "dsd_ros").iterdir()}
         entry_points = next(tmp_path.glob("**/dsd_ros*.egg-info*/entry_points.txt")).read_text()
-        assert programs == set(re.findall(r"^(\w+) = dsd_ros", entry_points, re.MULTILINE))
+        scripts = configparser.ConfigParser()
+        scripts.read_string(entry_points)
+        assert programs == set(scripts["console_scripts"])
         check = "import dsd_msgs.action, dsd_ros; print(dsd_msgs.__file__); print(dsd_ros.__file__)"
         script = f'. install/local_setup.sh && command -v dsd && cd / && python -c "{check}"'
         result = subprocess.run(

@@ -11,8 +11,8 @@ import pytest
 from dsd_lab.worlds.expert import View, reply
 from dsd_ros.navigation.actions import ActionKind, parse_reply
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
-from dsd_ros.navigation.safety import Cause, Motion, Requirements, SafetyLimits, Timeouts, range_reading
+from dsd_ros.navigation.depth import DepthCorridor, Intrinsics
+from dsd_ros.navigation.safety import Cause, DepthView, Motion, Requirements, SafetyLimits, Timeouts, range_reading
 from dsd_ros.navigation.supervisor import Supervisor
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf

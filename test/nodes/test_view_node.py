@@ -115,7 +115,8 @@ def test_a_page_opened_in_mid_run_and_after_it_shows_all_of_it(rig):
     health = DiagnosticStatus(name="draft_node", message="starting", level=DiagnosticStatus.STALE)
     navigation = DiagnosticStatus(name="navigation_node", message="carrying out: find it", level=DiagnosticStatus.OK)
     other = DiagnosticStatus(name="go2_9/navigation_node", message="STUCK: It is another robot.", level=b"\x01")
-    rig.until(lambda: page and all(p.get_subscription_count() for p in topics.values()), what="the view's ears")
+    rig.until(lambda: page, what="the page's address")
+    rig.until_linked("view_node", *topics.values())
 
     def pulse() -> None:
         camera.show(np.full((224, 336, 3), 90, np.uint8))

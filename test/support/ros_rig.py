@@ -19,6 +19,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rcl_interfaces.srv import ListParameters, SetParameters
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.exceptions import InvalidHandle
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import NodeNameNonExistentError
 from rclpy.parameter import Parameter
@@ -81,7 +82,8 @@ class Rig:
 
     def _spin(self) -> None:
         while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)
+            with suppress(InvalidHandle):  # another thread destroyed what was about to be waited for
+                self._executor.spin_once(timeout_sec=0.1)
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
@@ -363,4 +365,5 @@ class GoalClient:
 
     def _spin(self) -> None:
         while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)
+            with suppress(InvalidHandle):  # another thread destroyed what was about to be waited for
+                self._executor.spin_once(timeout_sec=0.1)

@@ -27,8 +27,7 @@ from std_srvs.srv import Trigger
 
 from dsd_lab.report import BenchError, check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.depth import DepthView
-from dsd_ros.navigation.safety import REFUSALS, Cause, Fallback
+from dsd_ros.navigation.safety import REFUSALS, Cause, DepthView, Fallback
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import camera_info
 from dsd_ros.ros.bringup import Start

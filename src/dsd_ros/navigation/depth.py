@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsd_ros.options import option
+from dsd_ros.navigation.safety import DepthView
 
 _MAX_PIXELS, _MAX_SIDE, _MIN_FOCAL = 1e6, 8192, 1e-3  # pixels
 _KNOWN_SHARE = 0.5  # of the pixels that see the corridor; with fewer known ones, the distance is unknown
@@ -22,18 +22,6 @@ UNITS = {"32FC1": ("f4", 1.0), "16UC1": ("u2", 0.001)}
 
 class DepthError(ValueError):
     """A message that is not a valid depth image; one sentence."""
-
-
-@dataclass(frozen=True)
-class DepthView:
-    """How the depth camera is mounted, and the corridor that the robot's body needs."""
-
-    camera_height: float = option(0.36, "height of the depth camera above the floor, m", 0.02, 2.0)
-    camera_pitch: float = option(0.296706, "downward pitch of the depth camera, rad", -0.79, 1.31)
-    corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
-    corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
-    floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
-    outlier_pixels: int = option(8, "this many nearer points, on a grid 160 pixels wide, count as noise", 0, 1000)
 
 
 @dataclass(frozen=True)

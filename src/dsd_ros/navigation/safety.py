@@ -162,6 +162,18 @@ class Requirements:
 
 
 @dataclass(frozen=True)
+class DepthView:
+    """How the depth camera is mounted, and the corridor that the robot's body needs."""
+
+    camera_height: float = option(0.36, "height of the depth camera above the floor, m", 0.02, 2.0)
+    camera_pitch: float = option(0.296706, "downward pitch of the depth camera, rad", -0.79, 1.31)
+    corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
+    corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
+    floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
+    outlier_pixels: int = option(8, "this many nearer points, on a grid 160 pixels wide, count as noise", 0, 1000)
+
+
+@dataclass(frozen=True)
 class SafetyReport:
     """The supervisor's state as navigation receives it; one of ``sentences`` for each of ``causes``.
 

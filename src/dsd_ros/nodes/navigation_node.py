@@ -406,10 +406,13 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         )
         self._memory.header.stamp = self.get_clock().now().to_msg()
         self._memories.publish(self._memory)
+        if not (resolved.answer or resolved.question):
+            self._memory = MemoryAnswer()  # not asked: nothing that feedback has to repeat
+            return
         goal.publish_feedback(Navigate.Feedback(phase="asking", memory=self._memory))
         if resolved.question:
             self.get_logger().warning(f"the robot asks: {resolved.question}")
-        elif resolved.answer:
+        else:
             self.get_logger().info(f"memory: {resolved.answer}")
 
     def _ended(self, goal: ServerGoalHandle) -> ResolvedGoal | None:

@@ -33,10 +33,9 @@ from dsd_ros.edge.settings import TUNING_FILE, LinkSettings
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
-from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
+from dsd_ros.navigation.safety import DepthView, Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, shipped_model

@@ -79,6 +79,7 @@ def robots(rig, without_shared_memory):
         started.extend(Robot(policy, number) for number, policy in enumerate(policies, 1))
         for robot in started:
             rig.until(robot.open.is_set, what="an open session")
+        rig.until(lambda: rig.node.count_subscribers("dsd/outcome") >= len(policies), what="robots that listen")
         return started
 
     yield start

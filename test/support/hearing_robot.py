@@ -19,11 +19,12 @@ from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, SessionReply, Sessi
 def main(policy: str, request: int) -> None:
     rclpy.init()
     channel = DdsChannel(rclpy.create_node(f"robot_{request}"), match_timeout=60.0)
-    channel.send(SessionRequest(request, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy))
     session = 0
     while True:
+        if not session:  # asked again, as a session does: a verifier that has not found this robot yet does not hear it
+            channel.send(SessionRequest(request, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy))
         with contextlib.suppress(LinkTimeout):
-            message = channel.receive(60.0)
+            message = channel.receive(60.0 if session else 1.0)
             if isinstance(message, SessionReply) and message.request == request:
                 session = message.session
                 print("open", flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,13 @@ def measure_real_size(
     width: int = 1280,
     sizes: Path = SIZES_FILE,
     progress: Callable[[float, str], object] | None = None,
+    keep: Callable[[Figures], object] = lambda report: None,
 ) -> Figures:
     """Decode with a pair of that size in every mode; the pair is written to ``folder``/size where it is not there.
 
     BenchError for an unknown size or value. modes: none of them if it is empty, else with ar. height, width: of the
-    picture, in pixels. "exact": whether every reply is that of mode ar.
+    picture, in pixels. "exact": whether every reply is that of mode ar. ``keep`` gets the report after each row, as at
+    real sizes what follows may take an hour, or more memory than there is.
     """
     known = read_sizes(sizes)
     if size not in known:
@@ -76,25 +78,26 @@ def measure_real_size(
     }  # fmt: skip
     steps = len(modes) + len(precisions)
     picture = _picture(height, width)
-    report |= {"rows": [], "exact": True, "tokens": []}
+    report |= {"rows": [], "exact": True, "tokens": [], "drafts": []}
     if modes:
-        report |= _modes(modes, paths, max_tokens, threads, picture, lambda n, said: tell(n / steps, said))
-    report["drafts"] = []
+        for number, done in enumerate(_modes(modes, paths, max_tokens, threads, picture)):
+            report |= done
+            keep(report)
+            tell((number + 1) / steps, f"mode {done['rows'][-1]['label']} done")
     for number, precision in enumerate(precisions, len(modes)):
         tell(number / steps, f"draft, quantization {precision}")
         report["drafts"].append(_in_a_process(str(target), precision, report["tokens"]))
+        keep(report)
     return report
 
 
 def _modes(
-    modes: Sequence[str],
-    paths: tuple[Path, Path],
-    tokens: int,
-    threads: int,
-    picture: np.ndarray,
-    tell: Callable[[int, str], object],
-) -> Figures:
-    """A reply in each mode, ar first. "peak_gb": the verifier's memory at most until the end of that mode."""
+    modes: Sequence[str], paths: tuple[Path, Path], tokens: int, threads: int, picture: np.ndarray
+) -> Iterator[Figures]:
+    """A reply in each mode, ar first; the figures so far after each.
+
+    "peak_gb": the verifier's memory at most until the end of that mode.
+    """
     # With an earlier picture, a model keeps what its vision tower says of the present one: it is looked at once.
     history = [(picture[:56, :56].copy(), "stop")]
     rows: list[Figures] = []
@@ -103,15 +106,14 @@ def _modes(
     with verifier_child(str(paths[1]), "--dtype", DTYPE, threads=threads) as (url, pid):
         robot = load_model(ModelSettings(str(paths[0]), dtype=DTYPE, threads=threads))
         loaded = rounded(_memory("VmHWM", pid) / 1e9)
-        for number, mode in enumerate((ALONE, *(mode for mode in modes if mode != ALONE))):
-            tell(number, f"mode {mode}")
+        for mode in (ALONE, *(mode for mode in modes if mode != ALONE)):
             settings = DecodeSettings(mode=mode, max_tokens=tokens)
             with WebsocketChannel(url) as channel, EdgeSession(channel, robot, settings, PATIENT_LINK) as session:
                 reply = session.decode(picture, _INSTRUCTION, history=history)
             first = first or reply.tokens
             rows.append(_row(mode, reply, first) | {"peak_gb": rounded(_memory("VmHWM", pid) / 1e9)})
-    return {"loaded_gb": loaded, "peak_gb": rows[0]["peak_gb"], "rows": rows, "exact": all(row["same"] for row in rows),
-            "tokens": first}  # fmt: skip
+            yield {"loaded_gb": loaded, "peak_gb": rows[0]["peak_gb"], "rows": rows, "tokens": first,
+                   "exact": all(row["same"] for row in rows)}  # fmt: skip
 
 
 def _row(mode: str, reply: DecodedReply, first: Sequence[int]) -> Figures:

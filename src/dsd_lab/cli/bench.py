@@ -511,6 +511,7 @@ def real_size(args: BenchRealSizeArguments = BenchRealSizeArguments()) -> int:
             width=width,
             sizes=args.sizes or SIZES_FILE,
             progress=bar.to,
+            keep=lambda so_far: write_json(args.json, so_far),
         )
     _finish(report, render(report), args)
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED

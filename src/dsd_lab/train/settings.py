@@ -133,6 +133,7 @@ class ReaderSettings:
     rate: float | None = _by_reader("rate", "learning rate")
     size: str = _set("base", "size of the model from nothing", choices=READER_SIZES)
     rank: int = _set(8, "rank of the adapters")
+    begin: Path | None = _set(None, "folder of adapters to train further (default: new ones)")
     device: str = _set("cpu", "cpu, cuda or cuda:N")
     threads: int = _set(1, "CPU threads")
     save_seconds: float | None = _by_reader("save_seconds", "time between checkpoints")
@@ -151,6 +152,8 @@ class ReaderSettings:
             raise ValueError(f"model must be one of {', '.join(READER_DEFAULTS)}, not {self.model!r}.")
         if self.size not in READER_SIZES:
             raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
+        if self.begin is not None and self.model != "smollm2":
+            raise ValueError("begin is for --model smollm2 alone: leave it out, or add that.")
 
     def resolved(self) -> ReaderSettings:
         """The settings with the model's defaults; a smoke run replaces neither a shipped reader nor a whole run."""

@@ -65,6 +65,17 @@ def test_every_mode_gives_the_reply_of_ar(size, precisions, tmp_path, capsys):
     assert "mc-tslt" in printed and ("4bit" in printed) == bool(precisions) and "times the weights" in printed
 
 
+def test_what_is_measured_is_kept_after_each_row(tmp_path):
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps(SIZES))
+    kept: list[tuple[int, int]] = []
+    report = measure_real_size(
+        "small-qwen2", tmp_path, draft_layers=2, modes=("ar", "dsd"), precisions=("none",), height=96, width=128,
+        sizes=sizes, keep=lambda so_far: kept.append((len(so_far["rows"]), len(so_far["drafts"]))),
+    )  # fmt: skip
+    assert report["exact"] and kept == [(1, 0), (2, 0), (2, 1)]
+
+
 def test_sizes_that_cannot_be_measured(tmp_path):
     with pytest.raises(BenchError, match="no model size 'huge'; choose from qwen2-vl-2b"):
         measure_real_size("huge", tmp_path)

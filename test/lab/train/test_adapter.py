@@ -14,7 +14,16 @@ from tiny_models import make_tokenizer
 from tiny_text import make_tiny_text, write_gguf
 
 from dsd_lab.train.reader import adapter
-from dsd_lab.train.reader.adapter import adapter_loss, answer_targets, attach, encode_page, pack, train_adapter
+from dsd_lab.train.reader.adapter import (
+    adapter_loss,
+    answer_targets,
+    attach,
+    begin_with,
+    encode_page,
+    pack,
+    train_adapter,
+    write_reader,
+)
 from dsd_lab.train.reader.facts import Asked, Page, Said, draw_page, draw_sides, language
 from dsd_lab.train.settings import ReaderSettings
 from dsd_ros.dragon.prompts import DocumentPrompt
@@ -124,6 +133,27 @@ def test_adapters_begin_as_nothing_and_are_all_that_is_trained(tmp_path: Path) -
     adapter_loss(model, packed)[0].backward()
     trained = {name for name, p in adapters.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
     assert trained == {f"{name}.b" for name in adapters}  # the a's get theirs once the b's are not 0
+
+
+def test_a_training_goes_on_from_the_adapters_of_a_folder(tmp_path: Path) -> None:
+    model = load_model(ModelSettings(str(make_tiny_text(tmp_path / "tiny", seed=6)))).hf
+    packed = pack([encode_page(make_tokenizer(), page, EOS, NOT_TOLD) for page in pages(3)])
+    before = adapter_loss(model, packed)[0].item()
+    adapters = attach(model.model, 2, 0)
+    for one in adapters.values():
+        torch.nn.init.normal_(one.b)
+    write_reader(tmp_path / "reader", adapters, "base")
+    trained = adapter_loss(model, packed)[0].item()
+    for one in adapters.values():
+        torch.nn.init.zeros_(one.b)
+    assert adapter_loss(model, packed)[0].item() == pytest.approx(before, rel=1e-6)
+    begin_with(adapters, tmp_path / "reader", "base")
+    again = adapter_loss(model, packed)[0].item()
+    assert abs(again - trained) < 0.05 * abs(trained - before)  # a folder has float16
+    with pytest.raises(ValueError, match="another rank or base model"):
+        begin_with(adapters, tmp_path / "reader", "another")
+    with pytest.raises(ValueError, match="for --model smollm2 alone"):
+        ReaderSettings(begin=tmp_path / "reader")
 
 
 @pytest.mark.skipif(not HAS_GGUF, reason="the package gguf is not installed")

@@ -27,7 +27,7 @@ from dsd_lab.train.model import swap_directory
 from dsd_lab.train.reader.facts import Asked, Page, draw_page, language
 from dsd_lab.train.settings import ReaderSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
-from dsd_ros.vlm.adapters import Adapter, packaged_gguf, save_adapter
+from dsd_ros.vlm.adapters import ADAPTER_FILE, Adapter, packaged_gguf, read_adapter, save_adapter
 from dsd_ros.vlm.loading import file_fingerprint, read_gguf
 from dsd_ros.vlm.prompts import CHAT_TEMPLATE, DOCUMENT_PROMPT
 from dsd_ros.vlm.settings import ModelSettings
@@ -82,6 +82,23 @@ def attach(language_model: Any, rank: int, seed: int) -> nn.ModuleDict:
                     found[f"layers/{index}/{block}/{name}"] = LowRank(base, rank)
                     setattr(getattr(layer, block), name, found[f"layers/{index}/{block}/{name}"])
     return nn.ModuleDict(found)
+
+
+@torch.no_grad()
+def begin_with(adapters: nn.ModuleDict, folder: Path, base_fingerprint: str) -> None:
+    """Take the weights of the adapters in a folder.
+
+    :raises ValueError: naming the folder, where they are of another rank or base.
+    """
+    found = read_adapter(folder)
+    matrices = {name.replace(".", "/"): pair for name, pair in found.matrices.items()}
+    wanted = {name: (one.a.shape, one.b.shape) for name, one in adapters.items()}
+    shapes = {name: (a.shape, b.shape) for name, (a, b) in matrices.items()}
+    if found.base_fingerprint != base_fingerprint or shapes != wanted:
+        raise ValueError(f"{folder} holds adapters of another rank or base model: name another, or leave out begin.")
+    for name, (a, b) in matrices.items():
+        adapters[name].a.copy_(a)
+        adapters[name].b.copy_(b)
 
 
 def encode_page(tokenizer: Any, page: Page, eos: int, not_told: int) -> Row:
@@ -219,6 +236,8 @@ def train_adapter(
     tokenizer = wrapped.backend_tokenizer
     adapters = attach(model.model, s.rank, s.seed).to(device)
     fingerprint = file_fingerprint(base)
+    if s.begin is not None:
+        begin_with(adapters, s.begin, fingerprint)
     s.cache.mkdir(parents=True, exist_ok=True)
     checked: float | None = None
 
@@ -235,7 +254,7 @@ def train_adapter(
             report(f"step {done['step']}: {json.dumps(found)}", 0.0)
 
     stage = adapter_stage(model, tokenizer, adapters, s)
-    after = f"{s.seed}-{s.rank}-{s.batch}"
+    after = f"{s.seed}-{s.rank}-{s.batch}" + (f"-{file_fingerprint(s.begin / ADAPTER_FILE)}" if s.begin else "")
     figures = run_stage(
         stage, s.cache / "adapters.safetensors", s.minutes, s.steps, device, after, report, s.save_seconds, saved
     )

@@ -350,7 +350,7 @@ def _property(
     value, asks, verdict = _value(rng, lang, about)
     subject = thing.described["x"] if direct else ""
     facts = [_fact(rng, thing, about, key, value, subject)]
-    if not verdict and rng.random() < 0.15:
+    if not verdict and rng.random() < lang["chances"]["second_value"]:
         other, _, _ = _value(rng, lang, about, value)
         facts.append(_fact(rng, thing, about, key, other, subject))
         if rng.random() < 0.6:
@@ -372,7 +372,7 @@ def _property(
     for x, steps in ways:
         kind = f"{'two' if len({s.key for s in steps} - {None}) > 1 else 'one'}-{name}"
         world.questions.append(Question(kind, rng.choice(asks).format(x=x), steps))
-        if "check" in about and len(facts) == 1 and rng.random() < 0.35:
+        if "check" in about and len(facts) == 1 and rng.random() < lang["chances"]["check"]:
             _check(rng, lang, thing, about, world, x, steps, value)
         if name == "colour" and thing.domain.get("go"):
             go = Step(f"Go: find the {value} {thing.kind}")
@@ -485,7 +485,7 @@ def _asked(rng: random.Random, lang: Language, told: list[Fact], question: Quest
         mine.sort(key=lambda fact: fact.date)  # stable: the order of the page where there are no dates
         knows = bool(mine)
         own = mine[-1 if mine and mine[-1].date else 0].answer if mine else None
-        spoken = own if own is not None and (own == step.text or rng.random() < 0.6) else step.text
+        spoken = own if own is not None and (own == step.text or rng.random() < 0.5) else step.text
         chain.append(Said(spoken, own))
         chain += _objection(mine, spoken)
     return Asked(question.kind, _spoken(rng, question.text), tuple(chain))

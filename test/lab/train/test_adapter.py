@@ -72,6 +72,21 @@ def test_a_page_says_only_what_it_holds() -> None:
     assert told > 800 and untold > 800 and half > 300
 
 
+def test_a_page_objects_with_a_newer_value_or_another_one() -> None:
+    objected = {"Newer": 0, "Elsewhere": 0}
+    for page in pages(600):
+        for asked in page.asked:
+            for before, said in zip(asked.chain, asked.chain[1:], strict=False):
+                if not said.extra:
+                    continue
+                objected[said.text.partition(":")[0]] += 1
+                value, newer = re.fullmatch(r"\w+: (.*?)(?: \((.*)\))?\.", said.text).groups()
+                assert value not in before.text and said.own == said.text
+                older = re.search(r"\((.*)\)", before.text)
+                assert newer is None or (newer in page.document and older is not None and newer > older[1])
+    assert min(objected.values()) > 30
+
+
 def test_two_sides_hold_a_fact_each_and_neither_the_others() -> None:
     rng = random.Random(4)
     for _ in range(200):

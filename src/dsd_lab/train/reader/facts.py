@@ -153,7 +153,7 @@ def draw_page(rng: random.Random, lang: Language, questions: int = 4) -> Page:
     document = " ".join(sentences) if rng.random() > 0.04 else ""
     if not document:
         told = []
-    asked = [_asked(rng, lang, told, question) for question in _choose(rng, world, told, questions)]
+    asked = [_asked(rng, lang, world, told, question) for question in _choose(rng, world, told, questions)]
     return Page(document, tuple(asked))
 
 
@@ -471,8 +471,8 @@ def _choose(rng: random.Random, world: World, told: list[Fact], count: int) -> I
         yield chosen
 
 
-def _asked(rng: random.Random, lang: Language, told: list[Fact], question: Question | None) -> Asked:
-    """A question with its answer as this page takes part in it."""
+def _asked(rng: random.Random, lang: Language, world: World, told: list[Fact], question: Question | None) -> Asked:
+    """A question with its answer as this page takes part in it; any of the values that are known may be said."""
     if question is None:
         return Asked("other", _spoken(rng, rng.choice(lang["other"])), (Said("It is", None),))
     chain: list[Said] = []
@@ -485,7 +485,8 @@ def _asked(rng: random.Random, lang: Language, told: list[Fact], question: Quest
         mine.sort(key=lambda fact: fact.date)  # stable: the order of the page where there are no dates
         knows = bool(mine)
         own = mine[-1 if mine and mine[-1].date else 0].answer if mine else None
-        spoken = own if own is not None and (own == step.text or rng.random() < 0.5) else step.text
+        known = [fact.answer for fact in world.facts if fact.key == step.key]
+        spoken = own if own is not None and rng.random() < 0.3 else rng.choice(known)
         chain.append(Said(spoken, own))
         chain += _objection(mine, spoken)
     return Asked(question.kind, _spoken(rng, question.text), tuple(chain))

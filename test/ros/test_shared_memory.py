@@ -12,6 +12,7 @@ from rclpy.utilities import get_rmw_implementation_identifier
 
 from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.running import NOT_CLOSED
 
 # Of a participant; ports belong to whoever came first.
 SEGMENT = re.compile(r"/dev/shm/fastrtps_[0-9a-f]{16}\b")
@@ -19,6 +20,8 @@ RUNNING = {
     "simulator_node": "running", "navigation_node": "idle", "supervisor_node": "ready",
     "verifier_node": "session opened", "draft_node": "session open",
 }  # fmt: skip
+
+_TRIALS = 4
 
 
 def mapped(pid: int) -> set[str]:
@@ -29,6 +32,20 @@ def mapped(pid: int) -> set[str]:
 @pytest.mark.skipif("fastrtps" not in get_rmw_implementation_identifier(), reason="Fast DDS' matter alone")
 def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(ros_domain, tiny_pair, monkeypatch):
     monkeypatch.delenv("FASTDDS_BUILTIN_TRANSPORTS", raising=False)
+    models = {"target_model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1])}
+    # Whoever has no processor for a second is ended as it is, and that is no failure of how it closes.
+    for _ in range(_TRIALS):
+        segments, lines = start_and_end(models)
+        hurried = [name for name, said in lines.items() if "killed" in said or NOT_CLOSED in said]
+        if not hurried:
+            break
+    assert not hurried, lines
+    assert len(segments) >= len(RUNNING)
+    assert not [segment for segment in segments if Path(segment).exists()]
+
+
+def start_and_end(models: dict[str, str]) -> tuple[set[str], dict[str, str]]:
+    """The segments of a system that has run and been asked to end, and what its nodes printed."""
     lines: dict[str, str] = dict.fromkeys(RUNNING, "")
     # What is there already is not theirs, though they map what they discover: processes of other
     # tests that were killed leave theirs.
@@ -37,7 +54,6 @@ def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(ros_domain, 
     def listen(name: str, line: str) -> None:
         lines[name] += line + "\n"
 
-    models = {"target_model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1])}
     with ProcessGroup(listen) as group:
         children = [group.start_planned(start) for start in plan("demo", models)]
         assert {child.name for child in children} == set(RUNNING)
@@ -45,8 +61,4 @@ def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(ros_domain, 
         while not all(words in lines[name] for name, words in RUNNING.items()):
             assert time.monotonic() < deadline and group.ended() is None, lines
             time.sleep(0.05)
-        segments = set().union(*(mapped(child.pid) for child in children)) - before
-    assert len(segments) >= len(RUNNING)
-    killed = [name for name, said in lines.items() if "killed" in said]
-    assert not killed, lines
-    assert not [segment for segment in segments if Path(segment).exists()]
+        return set().union(*(mapped(child.pid) for child in children)) - before, lines

@@ -47,6 +47,7 @@ RCLError = rclpy_implementation.RCLError
 EXIT_OK = 0
 EXIT_GAVE_UP = 1
 
+NOT_CLOSED = "it could not close"  # printed where the process ends before it has given back what it holds
 _END_LIMIT_S = 0.9  # a hanging callback must not delay the exit beyond this
 _HELD_S = 0.4  # extra time before a hang in native code is reported
 
@@ -214,8 +215,13 @@ def _force_end_later(code: int) -> Callable[[], None]:
 
     Returns a function that cancels this.
     """
+
+    def force() -> None:
+        print(f"{_program()}: {NOT_CLOSED} within {_END_LIMIT_S} s; ended as it is", file=sys.stderr, flush=True)
+        os._exit(code)
+
     faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__ or 2)
-    timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
+    timer = threading.Timer(_END_LIMIT_S, force)
     timer.daemon = True
     timer.start()
 

@@ -21,7 +21,7 @@ RUNNING = {
     "verifier_node": "session opened", "draft_node": "session open",
 }  # fmt: skip
 
-_TRIALS = 4
+_TRIALS = 4  # of which one must be of nodes that all had time to close
 
 
 def mapped(pid: int) -> set[str]:
@@ -33,15 +33,16 @@ def mapped(pid: int) -> set[str]:
 def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(ros_domain, tiny_pair, monkeypatch):
     monkeypatch.delenv("FASTDDS_BUILTIN_TRANSPORTS", raising=False)
     models = {"target_model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1])}
-    # Whoever has no processor for a second is ended as it is, and that is no failure of how it closes.
     for _ in range(_TRIALS):
         segments, lines = start_and_end(models)
-        hurried = [name for name, said in lines.items() if "killed" in said or NOT_CLOSED in said]
+        assert len(segments) >= len(RUNNING)
+        assert not [name for name, said in lines.items() if "killed" in said], lines
+        # A node that gets no processor for a second is ended as it is, and leaves its own segment.
+        hurried = [name for name, said in lines.items() if NOT_CLOSED in said]
+        assert len([segment for segment in segments if Path(segment).exists()]) <= len(hurried), lines
         if not hurried:
             break
     assert not hurried, lines
-    assert len(segments) >= len(RUNNING)
-    assert not [segment for segment in segments if Path(segment).exists()]
 
 
 def start_and_end(models: dict[str, str]) -> tuple[set[str], dict[str, str]]:

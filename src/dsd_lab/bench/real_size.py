@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ _BLOCK = 40  # pixels
 _STEPS = 16  # tokens of a precision that are timed
 _READ = 512  # tokens of text that it reads at once
 Figures = dict[str, Any]
+Begins = Callable[[int, str], object]
+Keep = Callable[[Figures], object]
 
 
 def measure_real_size(
@@ -52,13 +54,12 @@ def measure_real_size(
     width: int = 1280,
     sizes: Path = SIZES_FILE,
     progress: Callable[[float, str], object] | None = None,
-    keep: Callable[[Figures], object] = lambda report: None,
+    keep: Keep = lambda report: None,
 ) -> Figures:
     """Decode with a pair of that size in every mode; the pair is written to ``folder``/size where it is not there.
 
     BenchError for an unknown size or value. modes: none of them if it is empty, else with ar. height, width: of the
-    picture, in pixels. "exact": whether every reply is that of mode ar. ``keep`` gets the report after each row, as at
-    real sizes what follows may take an hour, or more memory than there is.
+    picture, in pixels. "exact": whether every reply is that of mode ar. ``keep`` gets the report after each row.
     """
     known = read_sizes(sizes)
     if size not in known:
@@ -80,10 +81,7 @@ def measure_real_size(
     picture = _picture(height, width)
     report |= {"rows": [], "exact": True, "tokens": [], "drafts": []}
     if modes:
-        for number, done in enumerate(_modes(modes, paths, max_tokens, threads, picture)):
-            report |= done
-            keep(report)
-            tell((number + 1) / steps, f"mode {done['rows'][-1]['label']} done")
+        _modes(report, modes, paths, picture, lambda n, mode: tell(n / steps, f"mode {mode}"), keep)
     for number, precision in enumerate(precisions, len(modes)):
         tell(number / steps, f"draft, quantization {precision}")
         report["drafts"].append(_in_a_process(str(target), precision, report["tokens"]))
@@ -92,28 +90,26 @@ def measure_real_size(
 
 
 def _modes(
-    modes: Sequence[str], paths: tuple[Path, Path], tokens: int, threads: int, picture: np.ndarray
-) -> Iterator[Figures]:
-    """A reply in each mode, ar first; the figures so far after each.
-
-    "peak_gb": the verifier's memory at most until the end of that mode.
-    """
+    report: Figures, modes: Sequence[str], paths: tuple[Path, Path], picture: np.ndarray, begins: Begins, keep: Keep
+) -> None:
+    """Add a reply in each mode, ar first. "peak_gb": the verifier's memory at most until the end of that mode."""
     # With an earlier picture, a model keeps what its vision tower says of the present one: it is looked at once.
     history = [(picture[:56, :56].copy(), "stop")]
-    rows: list[Figures] = []
-    first: list[int] = []
     # It is started first: a process counts what its parent held then.
-    with verifier_child(str(paths[1]), "--dtype", DTYPE, threads=threads) as (url, pid):
-        robot = load_model(ModelSettings(str(paths[0]), dtype=DTYPE, threads=threads))
-        loaded = rounded(_memory("VmHWM", pid) / 1e9)
-        for mode in (ALONE, *(mode for mode in modes if mode != ALONE)):
-            settings = DecodeSettings(mode=mode, max_tokens=tokens)
+    with verifier_child(str(paths[1]), "--dtype", DTYPE, threads=report["threads"]) as (url, pid):
+        robot = load_model(ModelSettings(str(paths[0]), dtype=DTYPE, threads=report["threads"]))
+        report["loaded_gb"] = rounded(_memory("VmHWM", pid) / 1e9)
+        for number, mode in enumerate((ALONE, *(mode for mode in modes if mode != ALONE))):
+            begins(number, mode)
+            settings = DecodeSettings(mode=mode, max_tokens=report["max_tokens"])
             with WebsocketChannel(url) as channel, EdgeSession(channel, robot, settings, PATIENT_LINK) as session:
                 reply = session.decode(picture, _INSTRUCTION, history=history)
-            first = first or reply.tokens
-            rows.append(_row(mode, reply, first) | {"peak_gb": rounded(_memory("VmHWM", pid) / 1e9)})
-            yield {"loaded_gb": loaded, "peak_gb": rows[0]["peak_gb"], "rows": rows, "tokens": first,
-                   "exact": all(row["same"] for row in rows)}  # fmt: skip
+            report["tokens"] = report["tokens"] or reply.tokens
+            row = _row(mode, reply, report["tokens"]) | {"peak_gb": rounded(_memory("VmHWM", pid) / 1e9)}
+            report.setdefault("peak_gb", row["peak_gb"])
+            report["rows"].append(row)
+            report["exact"] = report["exact"] and row["same"]
+            keep(report)
 
 
 def _row(mode: str, reply: DecodedReply, first: Sequence[int]) -> Figures:

@@ -15,7 +15,7 @@ from typing import Any
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
+from dsd_ros.cli.arguments import STDOUT, arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import (
     EXIT_DONE,
     EXIT_GOAL_MISSED,
@@ -511,7 +511,7 @@ def real_size(args: BenchRealSizeArguments = BenchRealSizeArguments()) -> int:
             width=width,
             sizes=args.sizes or SIZES_FILE,
             progress=bar.to,
-            keep=lambda so_far: write_json(args.json, so_far),
+            keep=lambda so_far: write_json(None if args.json == STDOUT else args.json, so_far),
         )
     _finish(report, render(report), args)
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED

@@ -188,10 +188,8 @@ def train_and_evaluate_reader(settings: ReaderSettings, report: Report | None = 
     if settings.model == "smollm2":
         training = train_adapter(settings, report, partial(check_reader, questions=4 if settings.smoke else 48))
         folder = settings.resolved().out / "reader-smollm2"
-        card = render_template(
-            "pair/reader_smollm2.md", training=training, cpu=platform.machine(), threads=settings.threads,
-            begun=settings.begin is not None,
-        )  # fmt: skip
+        about = {"training": training, "settings": settings, "cpu": platform.machine()}
+        card = render_template("pair/reader_smollm2.md", **about)
         (folder / "README.md").write_text(card)
         return training
     training = train_reader(settings, report)

@@ -76,6 +76,14 @@ def test_what_is_measured_is_kept_after_each_row(tmp_path):
     assert report["exact"] and kept == [(1, 0), (2, 0), (2, 1)]
 
 
+def test_the_terminal_gets_one_report(tmp_path, capsys):
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps(SIZES))
+    command = ["bench", "real-size", "--size", "small-qwen2", "--draft-layers", "2", "--picture", "128x96"]
+    assert main([*command, "--sizes", str(sizes), "--modes", "ar", "--precisions", "", "--json", "-"]) == 0
+    assert [row["label"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["ar"]
+
+
 def test_sizes_that_cannot_be_measured(tmp_path):
     with pytest.raises(BenchError, match="no model size 'huge'; choose from qwen2-vl-2b"):
         measure_real_size("huge", tmp_path)

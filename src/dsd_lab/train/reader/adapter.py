@@ -84,21 +84,16 @@ def attach(language_model: Any, rank: int, seed: int) -> nn.ModuleDict:
     return nn.ModuleDict(found)
 
 
-@torch.no_grad()
 def begin_with(adapters: nn.ModuleDict, folder: Path, base_fingerprint: str) -> None:
-    """Take the weights of the adapters in a folder.
-
-    :raises ValueError: naming the folder, where they are of another rank or base.
-    """
+    """Take the weights of the adapters in a folder; ValueError, naming it, where they are of another rank or base."""
     found = read_adapter(folder)
-    matrices = {name.replace(".", "/"): pair for name, pair in found.matrices.items()}
-    wanted = {name: (one.a.shape, one.b.shape) for name, one in adapters.items()}
-    shapes = {name: (a.shape, b.shape) for name, (a, b) in matrices.items()}
-    if found.base_fingerprint != base_fingerprint or shapes != wanted:
+    state = {}
+    for name, (a, b) in found.matrices.items():
+        state[name.replace(".", "/") + ".a"], state[name.replace(".", "/") + ".b"] = a, b
+    wanted = {name: one.shape for name, one in adapters.state_dict().items()}
+    if found.base_fingerprint != base_fingerprint or {name: one.shape for name, one in state.items()} != wanted:
         raise ValueError(f"{folder} holds adapters of another rank or base model: name another, or leave out begin.")
-    for name, (a, b) in matrices.items():
-        adapters[name].a.copy_(a)
-        adapters[name].b.copy_(b)
+    adapters.load_state_dict(state)
 
 
 def encode_page(tokenizer: Any, page: Page, eos: int, not_told: int) -> Row:
@@ -254,7 +249,8 @@ def train_adapter(
             report(f"step {done['step']}: {json.dumps(found)}", 0.0)
 
     stage = adapter_stage(model, tokenizer, adapters, s)
-    after = f"{s.seed}-{s.rank}-{s.batch}" + (f"-{file_fingerprint(s.begin / ADAPTER_FILE)}" if s.begin else "")
+    begun = f"-{file_fingerprint(s.begin / ADAPTER_FILE)}" if s.begin is not None else ""
+    after = f"{s.seed}-{s.rank}-{s.batch}{begun}"
     figures = run_stage(
         stage, s.cache / "adapters.safetensors", s.minutes, s.steps, device, after, report, s.save_seconds, saved
     )

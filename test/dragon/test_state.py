@@ -8,12 +8,15 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings as profile, strategies as st
 from msgspec.structs import replace
 from scipy import stats
+from torch.nn import functional
 from two_sides import Sides, Tables, question, synchronous
 
 from dsd_ros.decoding.aggregation import mixture
+from dsd_ros.dragon.mixture import Local
 from dsd_ros.dragon.state import AggregationState, Contradiction
 from dsd_ros.wire.messages import EndCode, Proposal, Reveal, Verdict
 
@@ -111,15 +114,86 @@ def test_algorithm_1_draws_from_the_mixture(evidence, switch, samples):
     assert stats.chisquare(observed, wanted).pvalue > 1e-3
 
 
-def test_the_aggregator_alone_keeps_its_drafts_to_itself():
+def test_the_aggregator_sends_its_drafts_without_evidence():
     sides = Sides(question(), Tables(1))
-    sides.act(("begin", "device"))
-    sides.act(("finish", "device"))
-    assert not sides.links
-    sides.act(("begin", "cloud"))
-    sides.act(("finish", "cloud"))
-    (message,) = sides.links["cloud", ""]
-    assert isinstance(message, Proposal) and (message.position, message.rejections) == (0, 0)
+    for side in ("device", "cloud"):
+        sides.act(("begin", side))
+        sides.act(("finish", side))
+        (message,) = sides.links[side, ""]
+        assert isinstance(message, Proposal) and (message.position, message.rejections) == (0, 0)
+        assert bool(message.evidence) == (side == "cloud")
+
+
+class Abstaining(Tables):
+    """A side has nothing to say behind some prefixes: there it mostly says 4 or 5, which end the answer."""
+
+    def __init__(self, seed: int = 0, teller: str = "") -> None:
+        super().__init__(seed, noise=0.0 if teller else 0.6)
+        self.seed, self.teller = seed, teller
+
+    def local(self, side, prefix):
+        drawn = random.Random(f"{self.seed} {side} {prefix[-2:]}").random()
+        tells = side == self.teller if self.teller else drawn < 0.6
+        found = super().local(side, prefix)
+        p = found.p.clone()
+        p[4:6] = torch.tensor([0.0, 1e-3]) if tells else torch.tensor([1.0, 2.0 + 9.0 * (len(prefix) % 2)])
+        return found._replace(p=p / p.sum(), log_weight=1.0 if tells else -1.0)
+
+
+@given(
+    order=st.randoms(use_true_random=False),
+    temperature=st.sampled_from([0.0, 1.0]),
+    window=st.sampled_from([2, 5]),
+    aggregator=st.sampled_from(["device", "cloud"]),
+    switch=st.sampled_from(sorted(SWITCHES)),
+    ordered=st.booleans(),
+    tables=st.integers(0, 50),
+)
+@profile(max_examples=60)
+def test_a_side_that_abstains_follows_and_the_tokens_stay_those_of_the_mixture(
+    order, temperature, window, aggregator, switch, ordered, tables
+):
+    asked = question(temperature=temperature, window=window, aggregator=aggregator, seed=tables, max_tokens=12)
+    models, ends = Abstaining(tables), frozenset({4, 5})
+    assert Sides(asked, models, ends, SWITCHES[switch], ordered).run(order.randrange) == synchronous(
+        models, asked, ends
+    )
+
+
+def test_nobody_follows_a_draft_behind_other_tokens():
+    """The device drafted 3 behind 1, where the cloud has 2: what the cloud would say behind 2 and 3 is not asked."""
+    models = Tables(1)
+    sure = {"device": {(): 1, (1,): 3, (2,): 0}, "cloud": {(): 2, (2,): 5, (2, 0): 2, (2, 3): 1}}
+    models.local = lambda side, prefix: Local(
+        functional.one_hot(torch.tensor(sure[side].get(tuple(prefix), 5)), 6).float(),
+        {"device": 0.0, "cloud": -3.0}[side] if prefix == [2] else {"device": -3.0, "cloud": 0.0}[side],
+    )
+    sides = Sides(question(temperature=0.0, max_tokens=4, aggregator="device"), models, frozenset({4, 5}))
+    for side in ("device", "device", "cloud", "cloud"):
+        sides.act(("begin", side))
+        sides.act(("finish", side))
+    for _ in range(2):
+        sides.act(("deliver", "device", ""))
+    assert not sides.halves["cloud"].drafts
+    assert sides.run(lambda count: count - 1)[:3] == [2, 0, 2]
+
+
+@pytest.mark.parametrize("teller", ["device", "cloud"])
+def test_neither_side_waits_for_verdicts_while_one_tells(teller):
+    """The device aggregates; nothing comes back from it while three positions are drafted on both sides."""
+    abstains = {"device": "cloud", "cloud": "device"}[teller]
+    sides = Sides(question(temperature=0.0, window=4), Abstaining(3, teller), frozenset({4, 5}))
+    for _ in range(3):
+        for side in (teller, abstains):
+            sides.act(("begin", side))
+            sides.act(("finish", side))
+        sides.act(("deliver", teller, ""))
+    if teller == "device":
+        assert sides.halves["cloud"].tokens == [] and len(sides.halves["cloud"]._own) == 3
+        for _ in range(3):
+            sides.act(("deliver", "cloud", ""))
+    assert len(sides.halves["device"].tokens) == 3
+    assert sides.halves["device"].rejections == {"device": 0, "cloud": 0}
 
 
 def test_a_window_of_one_goes_in_step():

@@ -23,9 +23,10 @@ from rclpy.node import Node
 from std_msgs.msg import String
 
 from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.odometry import checked_pose
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import ThreadedExecutor
-from dsd_ros.ros.stamps import pose_of, yaw_of
+from dsd_ros.ros.stamps import pose_of
 
 _PERIOD_S = 0.1
 _COLLISION_AHEAD = {"spin": 703, "drive_on_heading": 723, "navigate_to_pose": 0}
@@ -102,7 +103,9 @@ class Nav2Standin(Node):
                 command.linear.x = goal.speed
             else:
                 place = goal.pose.pose.position
-                assert goal.pose.header.frame_id and abs(math.remainder(yaw_of(goal.pose.pose.orientation), 7)) < 4
+                q = goal.pose.pose.orientation
+                yaw = checked_pose((0.0, 0.0), (q.x, q.y, q.z, q.w)).yaw
+                assert goal.pose.header.frame_id and abs(math.remainder(yaw, 7)) < 4
                 ahead = (place.x - pose.x) * math.cos(start.yaw) + (place.y - pose.y) * math.sin(start.yaw)
                 done = ahead <= 0.02
                 command.linear.x = _SPEED

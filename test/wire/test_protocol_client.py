@@ -64,7 +64,7 @@ class Client:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
         self.request = [
-            1, 77, 8, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
+            1, 77, 9, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
         ]  # fmt: skip
         self.rest = [False, [], "priority", 0.0, proof]
         self.link = self.dial()

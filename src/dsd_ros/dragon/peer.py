@@ -181,7 +181,7 @@ class AggregationPeer:
             if trip <= MAX_MEASURED_US:
                 count = self._sent.get(message.echo, 0) + _size(message)
                 self.profile.link.observe(count, trip / 1e6)
-        if isinstance(message, Proposal):
+        if isinstance(message, Proposal) and message.evidence:
             self._carried(_size(message))
         self._heard = message.sent, now
 
@@ -219,7 +219,7 @@ class AggregationPeer:
             held = min(round(1e6 * (now - self._heard[1])), _WRAP - 1)
         stamp = _stamp(now)
         self._sent[stamp] = _size(message)
-        if isinstance(message, Proposal):
+        if isinstance(message, Proposal) and message.evidence:
             self._carried(_size(message))
         return replace(message, sent=stamp, echo=echo, held=held)
 

@@ -6,6 +6,10 @@ decide the same tokens. Source: DRAGON, section 4.2 (draft queues, target queue,
 
 A draft is identified by its position and the number of drafts of its side rejected before it. So a stale draft is
 recognised in whatever order messages arrive.
+
+An addition: a draft that ends the answer (or abstains) follows. The side has no more to say there, so it goes on
+behind the other side's draft of that position, and counts as accepted if that one is. So while one side alone tells,
+neither waits for verdicts. The side that aggregates sends its drafts for this without evidence.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -56,11 +60,13 @@ class Step:
     sources: Sources = ((0, 0.0), (0, 0.0))
 
 
-class _Draft(NamedTuple):
+@dataclass
+class _Draft:
     token: int
     local: Local
     decode_us: int
     told: tuple[int, float]  # ``Local.source_of``
+    behind: int | None  # the token that the next draft comes after: this one, the one followed, or not yet known
 
 
 @dataclass
@@ -70,6 +76,11 @@ class _Theirs:
     proposal: Proposal
     known: Known | None = None
     asked: list[int] = field(default_factory=list)
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """What a better draft of the same position has more of: earlier rejections, and evidence."""
+        return self.proposal.rejections, bool(self.proposal.evidence)
 
 
 class AggregationState:
@@ -133,14 +144,14 @@ class AggregationState:
     @property
     def prefix(self) -> list[int]:
         """The decided tokens and this side's drafts, after which the next draft comes."""
-        return self.tokens + [draft.token for draft in self._own]
+        return self.tokens + [draft.token if draft.behind is None else draft.behind for draft in self._own]
 
     @property
     def drafts(self) -> bool:
         """Whether another draft is wanted."""
         if self.ended or len(self._own) >= self.question.window:
             return False
-        if self._own and self._own[-1].token in self._eos:
+        if self._own and self._own[-1].behind is None:
             return False
         return len(self.tokens) + len(self._own) < self.question.max_tokens
 
@@ -170,9 +181,13 @@ class AggregationState:
         """Draft a token from the distribution after ``prefix``; SamplingError if it is invalid."""
         position = len(self.tokens) + len(self._own)
         token = self._choose(local.p, position)
-        self._own.append(_Draft(token, local, decode_us, local.source_of(token)))
+        behind = None if token in self._eos else token
+        self._own.append(_Draft(token, local, decode_us, local.source_of(token), behind))
+        self._follow()
         if self.aggregates:
             self._aggregate()
+            if behind is not None and position >= len(self.tokens):
+                self._post(Proposal, position, self.rejections[self.side], token, 0.0, b"")
         else:
             self._propose(position)
 
@@ -197,9 +212,10 @@ class AggregationState:
         if len(proposal.evidence) > self._most_bytes:
             raise Contradiction("a draft's evidence is too long", EndCode.BAD_EVIDENCE)
         held = self._theirs.get(proposal.position)
-        if held is not None and held.proposal.rejections >= proposal.rejections:
+        if held is not None and held.order >= (proposal.rejections, bool(proposal.evidence)):
             return  # a duplicate
         self._theirs[proposal.position] = _Theirs(proposal)
+        self._follow()
         self._aggregate()
 
     def _on_verdict(self, verdict: Verdict) -> None:
@@ -208,10 +224,12 @@ class AggregationState:
         if self.aggregates or not self._own or verdict.token >= self._sizes[self.side]:
             raise Contradiction(f"a verdict on position {verdict.position} was not due")
         accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
-        if accepted[self.side] != (self._own[0].token == verdict.token):
+        own = self._own[0].token
+        follows = own in self._eos and accepted[self.other]
+        if accepted[self.side] != (own == verdict.token or follows):
             raise Contradiction("a verdict contradicts its own token about a draft")
         told = verdict.source, verdict.source_share / 100
-        sources = self._sources(accepted, told, verdict.cloud_share / 100)
+        sources = self._sources(verdict.token, told, verdict.cloud_share / 100)
         self._decided(verdict.token, accepted, verdict.hands_over, sources)
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -252,20 +270,23 @@ class AggregationState:
         """Decide as many tokens as possible while this side aggregates."""
         while self.aggregates and not self.ended and self._own:
             theirs = self._theirs.get(len(self.tokens))
-            if theirs is None or theirs.asked or theirs.proposal.rejections != self.rejections[self.other]:
+            if theirs is None or theirs.asked or theirs.order != (self.rejections[self.other], True):
                 return
             found = self._decide(theirs)
             if isinstance(found, Undecided):
                 self._ask(theirs, found)
                 return
+            found = self._with_followers(found, theirs.proposal.token)
             position, decode_us = len(self.tokens), self._own[0].decode_us
             accepted = {"device": found.device_accepted, "cloud": found.cloud_accepted}
             ends = found.token in self._eos or position + 1 >= self.question.max_tokens
             switch = not ends and self._switch(self.side, found)
             ahead = theirs.proposal.log_weight - self._own[0].local.log_weight
             cloud_share = 0.5 * (1.0 + math.tanh((ahead if self.other == "cloud" else -ahead) / 2.0))
-            sources = self._sources(accepted, (theirs.proposal.source, theirs.proposal.source_share / 100), cloud_share)
-            named = self._named(self._own[0])
+            told = theirs.proposal.source, theirs.proposal.source_share / 100
+            told = told if theirs.proposal.token == found.token else (0, 0.0)
+            sources = self._sources(found.token, told, cloud_share)
+            named = self._named(self._own[0], found.token)
             if named:
                 named["cloud_share"] = round(100 * cloud_share)
             self._post(Verdict, position, found.token, *accepted.values(), switch, decode_us, **named)
@@ -298,18 +319,39 @@ class AggregationState:
         self.reveals += 1
         self._post(Reveal, len(self.tokens), theirs.proposal.rejections, theirs.asked)
 
-    def _named(self, draft: _Draft) -> dict[str, int]:
-        """The fields of a message that say which document tells a draft; the device keeps that to itself."""
-        return {"source": draft.told[0], "source_share": round(100 * draft.told[1])} if self.side == "cloud" else {}
+    def _named(self, draft: _Draft, token: int) -> dict[str, int]:
+        """The fields of a message that say which document tells ``token``; the device keeps that to itself."""
+        number, share = draft.told if draft.token == token else (0, 0.0)
+        return {"source": number, "source_share": round(100 * share)} if self.side == "cloud" else {}
 
-    def _sources(self, accepted: dict[str, bool], told: tuple[int, float], cloud_share: float) -> Sources:
-        """A step's ``sources``, from what the other side says of its own. A draft that was rejected tells nothing."""
-        both = {self.side: self._own[0].told, self.other: told}
-        shares = {"device": 1.0 - cloud_share, "cloud": cloud_share}
-        (device, one), (cloud, other) = (
-            (both[side][0], both[side][1] * shares[side]) if accepted[side] else (0, 0.0) for side in SIDES
-        )
-        return (device, one), (cloud, other)
+    def _sources(self, token: int, told: tuple[int, float], cloud_share: float) -> Sources:
+        """A step's ``sources``, from what the other side says of its own. A draft of another token tells nothing."""
+        own = self._own[0]
+        both = {self.side: own.told if own.token == token else (0, 0.0), self.other: told}
+        (device, one), (cloud, other) = both["device"], both["cloud"]
+        return (device, one * (1.0 - cloud_share)), (cloud, other * cloud_share)
+
+    def _with_followers(self, found: Decision, theirs: int) -> Decision:
+        """The decision where a draft that ends the answer counts as accepted if the other side's is."""
+        drafts = {self.side: self._own[0].token, self.other: theirs}
+        device, cloud = (found.token == drafts[side] for side in SIDES)
+        return Decision(
+            found.token, device or (cloud and drafts["device"] in self._eos),
+            cloud or (device and drafts["cloud"] in self._eos),
+        )  # fmt: skip
+
+    def _follow(self) -> None:
+        """Let the last draft, if it ends the answer, follow the other side's, which came after the same tokens."""
+        if not self._own or self._own[-1].behind is not None:
+            return
+        for position, own in enumerate(self._own, len(self.tokens)):
+            theirs = self._theirs.get(position)
+            if theirs is None or theirs.proposal.rejections != self.rejections[self.other]:
+                return
+            if own.behind is None and theirs.proposal.token not in self._eos:
+                own.behind = theirs.proposal.token
+            elif own.behind != theirs.proposal.token:
+                return
 
     def _decided(self, token: int, accepted: dict[str, bool], switch: bool, sources: Sources) -> None:
         """Apply a verdict; the same on both sides."""
@@ -332,12 +374,14 @@ class AggregationState:
             self._theirs.clear()
         elif switch:
             self.aggregator = self.other if self.aggregates else self.side
+        self._follow()
 
     def _propose(self, position: int) -> None:
         draft = self._own[position - len(self.tokens)]
         evidence = pack_evidence(self.question, draft.local.p, draft.token, self._noise(position))
         rejections, weight = self.rejections[self.side], draft.local.log_weight
-        self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us, **self._named(draft))
+        named = self._named(draft, draft.token)
+        self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us, **named)
 
     def _post(self, kind: Callable[..., Message], *fields: object, **named: int) -> None:
         self._out.append(kind(self.question.ask, self.question.attempt, *fields, **named))

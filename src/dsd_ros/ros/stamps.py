@@ -40,11 +40,6 @@ def quaternion(yaw: float) -> Quaternion:
     return Quaternion(x=0.0, y=0.0, z=math.sin(yaw / 2), w=math.cos(yaw / 2))
 
 
-def yaw_of(q: Quaternion) -> float:
-    """The heading of an orientation; OdometryError if it is not a rotation."""
-    return checked_pose((0.0, 0.0), (q.x, q.y, q.z, q.w)).yaw
-
-
 def pose_of(odometry: Odometry) -> Pose:
     """The robot's pose; OdometryError if the message holds no valid one."""
     place, q = odometry.pose.pose.position, odometry.pose.pose.orientation

@@ -300,7 +300,7 @@ def _markers(tokenizer: Any) -> tuple[str, ...]:
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
-    options = _load_options(settings)
+    options = {"dtype": getattr(torch, settings.dtype), "attn_implementation": "sdpa", "output_loading_info": True}
     if settings.quantization == "4bit" and settings.device != "cpu":
         options |= four_bit_options(settings)
     try:
@@ -311,10 +311,6 @@ def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     except Exception as error:
         raise ModelError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from error
     return _checked(directory, *loaded)
-
-
-def _load_options(settings: ModelSettings) -> dict[str, Any]:
-    return {"dtype": getattr(torch, settings.dtype), "attn_implementation": "sdpa", "output_loading_info": True}
 
 
 def _first_line(error: Exception) -> str:

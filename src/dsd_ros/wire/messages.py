@@ -20,7 +20,7 @@ from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LEN
 from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
@@ -323,7 +323,7 @@ class Proposal(Fields, frozen=True, tag=10):
     rejections: UInt16  # drafts of this side rejected before this one was made
     token: TokenId  # the draft
     log_weight: LogWeight  # log-sum-exp of the relevance of this side's documents, -1000 to 1000
-    evidence: Evidence  # a row, a head or a nucleus of the distribution (decoding.packing)
+    evidence: Evidence  # a row, a head or a nucleus of the distribution (decoding.packing); empty: from the aggregator
     decode_us: UInt32 = 0  # time the draft took, microseconds
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
     echo: UInt32 = 0  # the other side's `sent` that arrived last

@@ -8,7 +8,7 @@ import pytest
 from views_sample import sample_reply, share
 
 from dsd_ros.observe.view.state import Round, ShownReply
-from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_board, draw_timeline, exits_of, spans_of
+from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_timeline, exits_of, spans_of
 from dsd_ros.observe.view.typeset import ACCEPTED, AHEAD, OWN
 
 
@@ -63,11 +63,3 @@ def test_the_drawing_has_every_lane(width):
     lane = drawn.shape[0] // (len(LANES) + 1)
     for number, colour in ((0, ACCEPTED), (1, AHEAD), (3, OWN)):
         assert share(drawn[number * lane : (number + 1) * lane], colour) > 0.01
-
-
-def test_the_board_has_tokens_over_lanes():
-    board, lanes = draw_board(sample_reply()), draw_timeline(sample_reply())
-    assert np.array_equal(board[-lanes.shape[0] :], lanes)
-    assert share(board[: -lanes.shape[0]], ACCEPTED) > 0.005
-    hundred = ShownReply(rounds=sample_reply().rounds * 20)
-    assert draw_board(hundred).shape == board.shape

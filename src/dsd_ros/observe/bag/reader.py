@@ -212,7 +212,8 @@ def _files_of(path: Path, bag: Bag) -> tuple[list[Path], int]:
     if not names:
         raise BagError(f"{path} is not a bag: it contains no file {' or '.join(SUFFIXES)} in it.")
     about = _metadata(path, bag)
-    bag.custom = {str(k): str(v) for k, v in _mapping(about.get("custom_data")).items() if isinstance(v, (str, int))}
+    if isinstance(custom := about.get("custom_data"), dict):
+        bag.custom = {str(k): str(v) for k, v in custom.items() if isinstance(v, (str, int))}
     paths = about.get("relative_file_paths")
     listed = [plain_name(Path(name)) for name in paths if isinstance(name, str)] if isinstance(paths, list) else []
     listed = list(dict.fromkeys(name for name in listed if name))
@@ -273,10 +274,6 @@ def _metadata(folder: Path, bag: Bag) -> dict[str, Any]:
         bag.damage(f"metadata.yaml cannot be read ({first_sentence(error)}); whether files are missing is unknown.")
         return {}
     return about
-
-
-def _mapping(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:

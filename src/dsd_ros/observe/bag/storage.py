@@ -313,15 +313,12 @@ def _connected(path: Path) -> sqlite3.Connection:
     with path.open("rb") as file:
         wal = file.read(20)[18:] == b"\x02\x02"
     alone = not path.with_name(path.name + "-wal").exists()
-    options = "?immutable=1" if wal and alone else "?mode=ro" if alone and not _journal(path).exists() else ""
+    journal = path.with_name(path.name + "-journal")
+    options = "?immutable=1" if wal and alone else "?mode=ro" if alone and not journal.exists() else ""
     base = sqlite3.connect(path.resolve().as_uri() + options, uri=True)
     if sys.version_info >= (3, 11):
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _RECORD_LIMIT)
     return base
-
-
-def _journal(path: Path) -> Path:
-    return path.with_name(path.name + "-journal")
 
 
 def _tables(base: sqlite3.Connection) -> set[str]:

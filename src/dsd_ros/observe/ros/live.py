@@ -237,7 +237,7 @@ def reply_figures(message: DecodeStats) -> ReplyFigures:
         if isinstance(value, Duration):
             values[seconds_name(name)] = seconds(value)
         else:
-            values[name] = _finite(value) if isinstance(value, float) else value
+            values[name] = 0.0 if isinstance(value, float) and not math.isfinite(value) else value
     return ReplyFigures(**{field.name: values[field.name] for field in fields(ReplyFigures)})
 
 
@@ -259,7 +259,3 @@ def step_from(message: NavAction, pose: Pose) -> ShownStep:
         retracing=message.retracing,
         age=age,
     )
-
-
-def _finite(value: float) -> float:
-    return float(value) if math.isfinite(value) else 0.0

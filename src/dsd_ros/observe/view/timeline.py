@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from dsd_ros.observe.view.overlay import WIDTH, draw_legend, draw_tokens
+from dsd_ros.observe.view.overlay import WIDTH
 from dsd_ros.observe.view.state import ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
@@ -26,7 +26,6 @@ from dsd_ros.observe.view.typeset import (
     REJECTED,
     Colour,
     blank,
-    line_height,
     sprite,
     write,
 )
@@ -43,7 +42,6 @@ _COLOURS: dict[str, Colour] = {
     VERIFY: OWN,
     DOWN: (88, 180, 190),
 }
-TOKENS_HEIGHT = 96
 _SIZE = 11
 _LEFT = 62
 _LANE = 21
@@ -149,14 +147,6 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
         canvas.paste(AHEAD if early.held else REJECTED, (left, top + 1, left + 2, top + _LANE - 1))
     _draw_axis(canvas, whole, place)
     return np.asarray(canvas)
-
-
-def draw_board(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
-    """Tokens above the swim lanes: uint8 (height, width, 3), RGB."""
-    head = blank(TOKENS_HEIGHT + line_height(12) + 6, width)
-    draw_tokens(head, reply, 14, TOKENS_HEIGHT)
-    draw_legend(head, 6, TOKENS_HEIGHT)
-    return np.concatenate([head, draw_timeline(reply, width)])
 
 
 def _draw_axis(canvas: Image.Image, whole: float, place: Callable[[float], int]) -> None:

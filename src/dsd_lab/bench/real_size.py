@@ -71,11 +71,12 @@ def measure_real_size(
     if not (target / "dsd.json").is_file():
         tell(0.0, f"writing {size}")
         write_pair(known[size], folder / size, draft_layers=draft_layers)
+    files = [list(path.glob("*.safetensors")) for path in paths]
     report = header("real-size", draft=model_fingerprint(draft), target=model_fingerprint(target)) | {
         "size": size, "dtype": DTYPE, "draft_layers": draft_layers, "height": height, "width": width,
         "max_tokens": max_tokens, "threads": threads,
-        "files": [len(list(path.glob("*.safetensors"))) for path in paths],
-        "weights_gb": [rounded(_weights(path) / 1e9) for path in paths],
+        "files": [len(found) for found in files],
+        "weights_gb": [rounded(sum(file.stat().st_size for file in found) / 1e9) for found in files],
     }  # fmt: skip
     steps = len(modes) + len(precisions)
     picture = _picture(height, width)
@@ -169,10 +170,6 @@ def _memory(name: str, pid: int | str = "self") -> int:
         if line.startswith(name):
             return 1024 * int(line.split()[1])
     raise BenchError(f"process {pid} has no {name}; measure on Linux")
-
-
-def _weights(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
 
 
 def _picture(height: int, width: int) -> np.ndarray:

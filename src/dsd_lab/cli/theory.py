@@ -140,23 +140,13 @@ def _saving(value: float, of: float) -> str:
     return f"{_dollars(value)} ({change:+d} %)"
 
 
-_NTT = "T_NTT, there and back without sending"
-
-
-@arguments
-class TableArguments:
-    send_ms: float = flag(8.0, "V b / R, sending one distribution")
-    ntt_ms: float = flag(20.0, _NTT)
-    json: Path | None = json_option()
-
-
 @arguments
 class DssdArguments:
     alpha: float = flag(0.61, "acceptance")
     gamma: int = flag(8, "tokens drafted per round")
     draft_ms: float = flag(2.0, "one draft forward pass")
     target_ms: float = flag(20.0, "one target forward pass")
-    ntt_ms: float = flag(20.0, _NTT)
+    ntt_ms: float = flag(20.0, "T_NTT, there and back without sending")
     vocabulary: int = flag(50272, "V")
     bits: int = flag(32, "bits of one probability")
     up_mbit: float = flag(100.0, "uplink, Mbit/s")
@@ -215,28 +205,6 @@ class ProofsArguments:
 def _given(args: object) -> dict[str, Any]:
     """The numbers a formula was called with."""
     return {name: value for name, value in vars(args).items() if isinstance(value, int | float | list)}
-
-
-@command.command(name="dssd-table1")
-def dssd_table1(args: TableArguments = TableArguments()) -> int:
-    """Communication of DSSD (its Table 1).
-
-    1 - alpha^gamma and the communication time of equation 9. The defaults are the paper's.
-    """
-    from dsd_lab.papers.proofs import TABLE_1_ALPHAS, TABLE_1_GAMMAS, dssd_table_1
-
-    rows = dssd_table_1(args.send_ms / 1e3, args.ntt_ms / 1e3)
-    shown = [["gamma \\ alpha", *map(str, TABLE_1_ALPHAS)]]
-    for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True):
-        shown.append([str(gamma), *(f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row)])
-    print_table(shown)
-    cells_json = [
-        {"gamma": gamma, "alpha": alpha, "rejected": share, "comm_seconds": seconds}
-        for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True)
-        for alpha, (share, seconds) in zip(TABLE_1_ALPHAS, row, strict=True)
-    ]
-    write_json(args.json, {**_given(args), "cells": cells_json})
-    return EXIT_DONE
 
 
 @command.command(name="dssd")

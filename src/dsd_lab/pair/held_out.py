@@ -234,7 +234,9 @@ def drawn_questions(seed: int, count: int, path: str = "", others: int = 3) -> l
         if drawn.question in {one.question for one in found}:
             continue
         asks = drawn.kind.rpartition("-")[2] if "yes-no" not in drawn.kind else "yes-no"
-        kind = _BY_WANTED.get(wanted) or ("errands" if asks == "go" else "two hops" if wanted == "two" else _OF[asks])
+        kind = _BY_WANTED.get(wanted) or (
+            "errands" if asks == "go" else "two hops" if wanted == "two" else _OF.get(asks, "objects")
+        )
         found.append(
             HeldOut(
                 f"{wanted}-{len(found)}",

@@ -199,7 +199,9 @@ def _sweep(reports: Reports) -> Table:
                 f"gamma {gamma}: DSSD 6.7B by the text / by Table 3",
                 (_PRINTED["section_4_2"][str(gamma)][0], table[gamma]) if gamma in table else "-",
                 (formula, formula) if gamma in table else formula,
-                measured=_sweep_measured(reports, gamma, c),
+                measured=reports.figures(
+                    "papers-text", lambda r, gamma=gamma: _TOKENS / _rounds_of(r, gamma)[0] / (gamma * c + 1)
+                ),
             )
         )
     text = (
@@ -210,10 +212,6 @@ def _sweep(reports: Reports) -> Table:
         "Measured: the same c with the rounds counted."
     )
     return Table("Section 4.2: the draft length", rows, text)
-
-
-def _sweep_measured(reports: Reports, gamma: int, c: float) -> Measured:
-    return reports.figures("papers-text", lambda r: _TOKENS / _rounds_of(r, gamma)[0] / (gamma * c + 1))
 
 
 def _bytes(reports: Reports) -> Table:

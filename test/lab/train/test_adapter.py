@@ -54,6 +54,17 @@ def test_equal_seeds_give_equal_pages() -> None:
     assert draw_page(random.Random(1), language()) != draw_page(random.Random(2), language())
 
 
+def test_the_training_has_much_language() -> None:
+    domains = language()["domains"]
+    properties = [about for domain in domains for about in domain.get("properties", {}).values()]
+    assert len(properties) >= 450 and sum(len(domain.get("described", ())) for domain in domains) >= 700
+    assert all(
+        isinstance(about["value"], list) or about["value"] in ("person", "permission") for about in properties[60:]
+    )
+    drawn = {asked.question for page in pages(400) for asked in page.asked}
+    assert not [question for question in drawn if "{" in question] and len(drawn) > 1500
+
+
 def test_a_page_says_only_what_it_holds() -> None:
     told = untold = half = 0
     for page in pages(600):
@@ -156,7 +167,7 @@ def test_a_training_goes_on_from_the_adapters_of_a_folder(tmp_path: Path) -> Non
     before = adapter_loss(model, packed)[0].item()
     adapters = attach(model.model, 2, 0)
     for one in adapters.values():
-        torch.nn.init.normal_(one.b)
+        torch.nn.init.normal_(one.b, std=0.1)
     write_reader(tmp_path / "reader", adapters, "base")
     trained = adapter_loss(model, packed)[0].item()
     for one in adapters.values():

@@ -12,7 +12,8 @@ only the sentences that it tells; everywhere else the reader abstains (``Said.ow
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,6 +25,14 @@ Key = tuple[str, ...]  # of a fact: the property, the thing's number, and of a d
 Language = dict[str, Any]
 TRAINING = "train/reader/facts.toml"
 _MOST_FACTS = 10
+_HOLES: dict[str, Callable[[random.Random, Language], str]] = {  # of names such as "pump {d}"
+    "w": lambda rng, _: draw_name(rng, False),
+    "c": lambda rng, _: draw_name(rng, False)[:4].upper(),
+    "first": lambda rng, lang: str(rng.choice(lang["people"]["first"])),
+    "last": lambda rng, lang: str(rng.choice(lang["people"]["last"])),
+    "d": lambda rng, _: str(rng.randint(1, 9)),
+    "L": lambda rng, _: rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ"),
+}
 _TOLD = {(1, 0): 5, (0, 1): 5, (1, 1): 2, (0, 0): 2, (1,): 5, (0,): 3}  # how often a page tells such steps of a chain
 
 
@@ -136,8 +145,19 @@ class Sides:
 
 @cache
 def language(path: str = TRAINING) -> Language:
-    """The words and sentences of a file: the training's, or those held out."""
-    return read_data(path)
+    """The words and sentences of a file: the training's, with those of the files it names, or those held out."""
+    found = read_data(path)
+    for name in found.get("with", ()):
+        more = read_data(f"{path.rpartition('/')[0]}/{name}")
+        for domain in more.get("domains", ()):
+            for about in domain.get("properties", {}).values():
+                if isinstance(about["value"], str):
+                    about["value"] = more["values"].get(about["value"], about["value"])
+            for row in domain.get("free", ()):
+                row[3] = more["values"].get(row[3], row[3]) if isinstance(row[3], str) else row[3]
+        for key in ("bring", "fillers", "other", "domains"):
+            found[key] = found[key] + more.get(key, [])
+    return found
 
 
 def draw_page(rng: random.Random, lang: Language, questions: int = 4) -> Page:
@@ -192,7 +212,7 @@ def draw_sides(rng: random.Random, lang: Language, wanted: str, documents: int =
     texts = [" ".join(place) for place in places]
     values, answer = _right(question, telling, wanted)
     needs = "none" if wanted == "unknown" else needs
-    asked = _spoken(rng, question.text)
+    asked = _spoken(rng, lang, question.text)
     return Sides(
         f"{wanted}-{question.kind}", asked, answer, values, needs, tuple(texts[:documents]), tuple(texts[documents:])
     )
@@ -245,9 +265,11 @@ def draw_world(rng: random.Random, lang: Language) -> World:
             _free(rng, lang, domain, world)
             continue
         kinds = rng.choices(domain["kinds"], k=2)
+        names = list(domain["properties"])  # where there are many, few, so that several things have the same
+        names = rng.sample(names, k=min(len(names), rng.randint(2, 5))) if "with" in lang else names
         for _ in range(count):
             thing = _draw_thing(rng, lang, domain, rng.choice(kinds), used)
-            _tell(rng, lang, thing, world)
+            _tell(rng, lang, thing, world, names)
     return world
 
 
@@ -256,7 +278,7 @@ def _draw_thing(rng: random.Random, lang: Language, domain: Language, kind: str,
         pass
     used.add(name)
     thing = Thing(str(len(used)), domain, kind, name)
-    while domain["describe"]:
+    while domain.get("describe") or domain.get("described"):
         thing.described = _describe(rng, lang, domain, kind)
         if thing.described["ask"] not in used:
             used.add(thing.described["ask"])
@@ -269,12 +291,18 @@ def _name(rng: random.Random, lang: Language, domain: Language) -> str:
         return draw_name(rng, not lang["syllables"])
     if domain["names"] == "persons":
         return f"{rng.choice(lang['people']['first'])} {rng.choice(lang['people']['last'])}"
-    return str(rng.choice(domain["names"]))
+    return re.sub(r"{(\w+)}", lambda hole: _HOLES[hole[1]](rng, lang), rng.choice(domain["names"]))
 
 
 def _describe(rng: random.Random, lang: Language, domain: Language, kind: str) -> dict[str, Any]:
     """A description: as a question has it (``ask``), as documents have it (``docs``), and its parts."""
     people = lang["people"]
+    if "described" in domain:
+        events = next(one["events"] for one in lang["domains"] if "events" in one)
+        drawn = {"role": rng.choice(people["roles"]), "event": rng.choice(events), "k": kind, "ks": plural(kind)}
+        said = rng.choice(domain["described"])
+        x = said["x"].format(**drawn)
+        return {"ask": x, "x": x, "drawn": drawn, "tells": said["tell"], "asks": said["ask"]}
     if domain["describe"] == "event":
         event = rng.choice(domain["events"])
         return {
@@ -302,8 +330,8 @@ def _describe(rng: random.Random, lang: Language, domain: Language, kind: str) -
     return {"ask": ask, "docs": docs, "x": f"the {ask}", "who": who, "do": do, "base": base}
 
 
-def _tell(rng: random.Random, lang: Language, thing: Thing, world: World) -> None:
-    """Add a thing's facts and questions to a world."""
+def _tell(rng: random.Random, lang: Language, thing: Thing, world: World, names: list[str]) -> None:
+    """Add a thing's facts and questions to a world, of the properties of these names."""
     domain, described = thing.domain, thing.described
     bridge = _upper(f"it is {thing.short()}.")
     direct = bool(domain.get("direct")) and rng.random() < 0.12
@@ -311,7 +339,7 @@ def _tell(rng: random.Random, lang: Language, thing: Thing, world: World) -> Non
         key = ("who", thing.number)
         world.facts.append(Fact(key, _who(rng, thing), bridge, thing.short()))
         world.questions.append(Question("which", _ask_who(rng, thing), (Step(bridge, key),)))
-    properties = list(domain["properties"].items())
+    properties = [(name, domain["properties"][name]) for name in names]
     drawn = rng.sample(properties, k=min(len(properties), rng.randint(1, 3)))
     if domain.get("go") and rng.random() < 0.4:
         drawn.append(("colour", domain["properties"]["colour"]))
@@ -322,6 +350,8 @@ def _tell(rng: random.Random, lang: Language, thing: Thing, world: World) -> Non
 def _who(rng: random.Random, thing: Thing) -> str:
     domain, described = thing.domain, thing.described
     words = thing.words(rng)
+    if "tells" in described:
+        return str(_upper(rng.choice(described["tells"]).format(**words | described["drawn"])))
     if "trait" in described and rng.random() < 0.6:
         return str(rng.choice(domain["tell_trait"])).format(trait=described["trait"], **words)
     if "who" in described and rng.random() < 0.4:
@@ -334,6 +364,8 @@ def _who(rng: random.Random, thing: Thing) -> str:
 def _ask_who(rng: random.Random, thing: Thing) -> str:
     domain, described = thing.domain, thing.described
     words = {"k": thing.kind, "ks": plural(thing.kind), "x": described["ask"]}
+    if "asks" in described:
+        return str(rng.choice(described["asks"])).format(**words | described["drawn"])
     if "trait" in described and rng.random() < 0.6:
         return str(rng.choice(domain["ask_trait"])).format(trait=described["trait"], **words)
     if "who" in described and rng.random() < 0.6:
@@ -355,9 +387,9 @@ def _property(
         facts.append(_fact(rng, thing, about, key, other, subject))
         if rng.random() < 0.6:
             dates = sorted(_date(rng) for _ in range(2))
-            facts = [_dated(rng, one, date) for one, date in zip(facts, dates, strict=True)]
+            facts = [_dated(rng, lang, one, date) for one, date in zip(facts, dates, strict=True)]
     elif not verdict and rng.random() < 0.05:
-        facts = [_dated(rng, facts[0], _date(rng))]
+        facts = [_dated(rng, lang, facts[0], _date(rng))]
     world.facts += facts
     told = Step(facts[-1].answer, key)
     ends = (Step(verdict),) if verdict else ()
@@ -371,7 +403,7 @@ def _property(
         ways.append((thing.described["x"], (bridge, told, *ends)))
     for x, steps in ways:
         kind = f"{'two' if len({s.key for s in steps} - {None}) > 1 else 'one'}-{name}"
-        world.questions.append(Question(kind, rng.choice(asks).format(x=x), steps))
+        world.questions.append(Question(kind, rng.choice(asks).format(x=x, k=thing.kind), steps))
         if "check" in about and len(facts) == 1 and rng.random() < lang["chances"]["check"]:
             _check(rng, lang, thing, about, world, x, steps, value)
         if name == "colour" and thing.domain.get("go"):
@@ -394,7 +426,7 @@ def _value(rng: random.Random, lang: Language, about: Language, but: str = "") -
             value = rng.choice(lang["people"]["first"])
             value += f" {rng.choice(lang['people']['last'])}" * (rng.random() < 0.5)
         else:
-            value = rng.choice(lang["values"][about["value"]])
+            value = rng.choice(about["value"] if isinstance(about["value"], list) else lang["values"][about["value"]])
         if value != but:
             return value, about["ask"], ""
 
@@ -403,7 +435,8 @@ def _fact(rng: random.Random, thing: Thing, about: Language, key: Key, value: st
     words = thing.words(rng, value)
     if subject:  # known by its description alone: "the chair I like is red"
         words |= {"m": subject, "M": _upper(subject), "s": "it", "S": "It"}
-    return Fact(key, rng.choice(about["tell"]).format(**words), about["answer"].format(**words), value)
+    tells = [tell for tell in about["tell"] if not subject or "{n}" not in tell.lower()]
+    return Fact(key, rng.choice(tells or about["tell"]).format(**words), about["answer"].format(**words), value)
 
 
 def _check(
@@ -442,8 +475,8 @@ def _date(rng: random.Random) -> str:
     return f"20{rng.randint(19, 27)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
 
 
-def _dated(rng: random.Random, fact: Fact, date: str) -> Fact:
-    form = rng.choice(("On {d}: {s}", "{d}: {s}", "{b} ({d}).", "{b} (as of {d}).", "Note of {d}: {s}"))
+def _dated(rng: random.Random, lang: Language, fact: Fact, date: str) -> Fact:
+    form = rng.choice(lang["dated"])
     sentence = form.format(d=date, s=fact.sentence, b=fact.sentence.removesuffix("."))
     return fact._replace(sentence=sentence, answer=f"{fact.answer.removesuffix('.')} ({date}).", date=date)
 
@@ -474,7 +507,7 @@ def _choose(rng: random.Random, world: World, told: list[Fact], count: int) -> I
 def _asked(rng: random.Random, lang: Language, world: World, told: list[Fact], question: Question | None) -> Asked:
     """A question with its answer as this page takes part in it; any of the values that are known may be said."""
     if question is None:
-        return Asked("other", _spoken(rng, rng.choice(lang["other"])), (Said("It is", None),))
+        return Asked("other", _spoken(rng, lang, rng.choice(lang["other"])), (Said("It is", None),))
     chain: list[Said] = []
     knows = False
     for step in question.steps:
@@ -489,7 +522,7 @@ def _asked(rng: random.Random, lang: Language, world: World, told: list[Fact], q
         spoken = own if own is not None and rng.random() < 0.3 else rng.choice(known)
         chain.append(Said(spoken, own))
         chain += _objection(mine, spoken)
-    return Asked(question.kind, _spoken(rng, question.text), tuple(chain))
+    return Asked(question.kind, _spoken(rng, lang, question.text), tuple(chain))
 
 
 def _objection(mine: list[Fact], spoken: str) -> list[Said]:
@@ -505,9 +538,11 @@ def _date_in(text: str) -> str:
     return text.rpartition("(")[2].rstrip(").") if "(" in text else ""
 
 
-def _spoken(rng: random.Random, text: str) -> str:
+def _spoken(rng: random.Random, lang: Language, text: str) -> str:
     """A question as people write it."""
     draw = rng.random()
+    if "spoken" in lang and draw < 0.2:
+        return str(rng.choice(lang["spoken"])).format(q=text)
     if draw < 0.08:
         text = f"please tell me: {text}" if text.endswith("?") else f"please {text}"
     elif draw < 0.25:

@@ -54,7 +54,7 @@ def goals(held_out: bool) -> tuple[tuple[str, str], ...]:
 
 
 def plural(kind: str) -> str:
-    return WORDS.plurals.get(kind, f"{kind}s")
+    return WORDS.plurals.get(kind, f"{kind}{'es' if kind.endswith(('s', 'x', 'ch', 'sh')) else 's'}")
 
 
 def draw_name(rng: random.Random, held_out: bool, like: str = "") -> str:

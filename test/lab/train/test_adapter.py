@@ -61,6 +61,8 @@ def test_the_training_has_much_language() -> None:
     assert all(
         isinstance(about["value"], list) or about["value"] in ("person", "permission") for about in properties[60:]
     )
+    assert all(len(row) == 4 for domain in domains for row in domain.get("free", ()))
+    assert all(len(row) == 3 and row[2] in ("Yes.", "No.") for domain in domains for row in domain.get("facts", ()))
     drawn = {asked.question for page in pages(400) for asked in page.asked}
     assert not [question for question in drawn if "{" in question] and len(drawn) > 1500
 

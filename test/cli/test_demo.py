@@ -207,8 +207,9 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
         assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)
         assert step["peak_memory"] > 0 and step["threads"] > 0
         assert (step["draft_round_seconds"] > 0) == (mode != "ar")
-        assert (step["mean_exit"] > 0) == (mode == "fsd")
         assert f"step {number:2}: {step['action']}" in output
+    # In a step of few rounds the whole pass may outrun every exit.
+    assert any(step["mean_exit"] > 0 for step in report["steps"]) == (mode == "fsd")
     assert "REACHED" in output and "Traceback" not in output
     carried = re.search(r"^relayed (\d+) (\d+)$", output, re.MULTILINE)
     assert (carried is not None) == relayed

@@ -79,7 +79,7 @@ class _Theirs:
 
     @property
     def order(self) -> tuple[int, bool]:
-        """What a better draft of the same position has more of: earlier rejections, and evidence."""
+        """Of two drafts of a position the greater counts: made after more rejections, or with evidence."""
         return self.proposal.rejections, bool(self.proposal.evidence)
 
 
@@ -335,10 +335,8 @@ class AggregationState:
         """The decision where a draft that ends the answer counts as accepted if the other side's is."""
         drafts = {self.side: self._own[0].token, self.other: theirs}
         device, cloud = (found.token == drafts[side] for side in SIDES)
-        return Decision(
-            found.token, device or (cloud and drafts["device"] in self._eos),
-            cloud or (device and drafts["cloud"] in self._eos),
-        )  # fmt: skip
+        device_ends, cloud_ends = (drafts[side] in self._eos for side in SIDES)
+        return Decision(found.token, device or (cloud and device_ends), cloud or (device and cloud_ends))
 
     def _follow(self) -> None:
         """Let the last draft, if it ends the answer, follow the other side's, which came after the same tokens."""

@@ -340,8 +340,8 @@ class Verdict(Fields, frozen=True, tag=11):
     attempt: UInt16  # the attempt
     position: UInt16  # of the token in the answer, from 0
     token: TokenId  # the token
-    device_accepted: bool  # it equals the device's draft
-    cloud_accepted: bool  # it equals the cloud's draft
+    device_accepted: bool  # it equals the draft of the device, or the one that it follows
+    cloud_accepted: bool  # it equals the draft of the cloud, or the one that it follows
     hands_over: bool = False  # the receiver aggregates from the next position on
     decode_us: UInt32 = 0  # time the aggregator's own draft took, microseconds
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32

@@ -32,6 +32,7 @@ from dsd_ros.vlm.settings import ModelSettings
 SIDES = ("device", "cloud")
 NEEDS = ("both", *SIDES, "none")
 _LONGEST = 48  # tokens of an answer
+_NUMBER = re.compile(r"\d+|\w+teen|\w+ty|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve")
 _IGNORANT = re.compile(r"\b(do not know|don't know|unknown|not known|cannot tell|no information|not told)\b")
 _CONTRADICTS = re.compile(r"\b(elsewhere|disagree|contradict\w*)\b")
 _DRAWN = (("two", 6), ("one", 5), ("unknown", 3), ("check", 2), ("dated", 1), ("conflict", 1))
@@ -96,8 +97,11 @@ def verdict(item: HeldOut, text: str) -> str:
     if _CONTRADICTS.search(last):
         return "wrong"
     for answer in map(normal, item.answers):
-        before = last.removesuffix(answer)
-        if (last == answer or last.endswith(f" {answer}")) and ("not" not in before.split() or "not" in answer.split()):
+        *words, noun = last.split(" ")
+        counted = _NUMBER.fullmatch(answer) and noun.isalpha() and not _NUMBER.fullmatch(noun) and noun != answer
+        end = " ".join(words) if counted and noun != "hundred" else last  # "has thirteen seats"
+        before = end.removesuffix(answer)
+        if (end == answer or end.endswith(f" {answer}")) and ("not" not in before.split() or "not" in answer.split()):
             return "right"
     return "wrong"
 
@@ -237,17 +241,6 @@ def drawn_questions(seed: int, count: int, path: str = "", others: int = 3) -> l
         kind = _BY_WANTED.get(wanted) or (
             "errands" if asks == "go" else "two hops" if wanted == "two" else _OF.get(asks, "objects")
         )
-        found.append(
-            HeldOut(
-                f"{wanted}-{len(found)}",
-                kind,
-                drawn.question,
-                drawn.device,
-                drawn.cloud,
-                drawn.values,
-                drawn.needs,
-                "template",
-                wanted == "conflict",
-            )
-        )
+        parts = drawn.question, drawn.device, drawn.cloud, drawn.values, drawn.needs
+        found.append(HeldOut(f"{wanted}-{len(found)}", kind, *parts, "template", wanted == "conflict"))
     return found

@@ -120,6 +120,22 @@ def test_a_verdict(text: str, expected: str) -> None:
     assert verdict(ITEM, text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The Owl Nest has thirteen seats.", "right"),
+        ("It is thirteen.", "right"),
+        ("The Owl Nest has thirteen hundred.", "wrong"),
+        ("The Owl Nest has thirteen forty.", "wrong"),
+        ("The Owl Nest has thirteen of 16.", "wrong"),
+        ("It has no thirteenth seat.", "wrong"),
+        ("It is not thirteen seats.", "wrong"),
+    ],
+)
+def test_what_is_counted_may_follow_its_number(text: str, expected: str) -> None:
+    assert verdict(replace(ITEM, answers=("thirteen", "13")), text) == expected
+
+
 def test_a_verdict_where_nothing_is_told_or_documents_disagree() -> None:
     nothing = replace(ITEM, answers=(), needs="none")
     assert verdict(nothing, "It is the Viola. I do not know.") == "right"

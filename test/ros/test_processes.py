@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,13 @@ def test_no_orphans_when_the_runner_is_killed(start):
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     until(lambda: not any(alive(pid) for pid in children), 10.0)
+
+
+def test_a_child_whose_runner_died_before_it_could_be_told_ends():
+    command = [sys.executable, "-c", "print('up')"]
+    for parent, code, printed in ((os.getpid(), 0, b"up\n"), (-1, 1, b"")):
+        child = subprocess.run(command, stdout=subprocess.PIPE, preexec_fn=partial(processes._prepare_child, parent))
+        assert (child.returncode, child.stdout) == (code, printed)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +32,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
-
 INTERRUPT_S = 1.6  # a child that has not ended this long after SIGINT is killed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 Printer = Callable[[str, str], None]
 NO_CRASH = (0, EXIT_BAD_START)  # exit codes; 0: it was asked to end
-
-
 FIRST_PAUSE_S = 0.5
 
 
@@ -251,7 +249,7 @@ class ProcessGroup:
             errors="replace",
             bufsize=1,
             start_new_session=True,
-            preexec_fn=_prepare_child,  # noqa: PLW1509  # it makes two system calls
+            preexec_fn=partial(_prepare_child, os.getpid()),  # noqa: PLW1509  # it makes a few system calls
             env={**os.environ, "PYTHONUNBUFFERED": "1", **child.environment},
         )
         child.reader = threading.Thread(target=self._read, args=(child, child.process), daemon=True)
@@ -339,12 +337,14 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
             signal.signal(number, handler)
 
 
-def _prepare_child() -> None:
+def _prepare_child(parent: int) -> None:
     # Children of a shell's background job inherit an ignored SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before this call
+            os._exit(1)
 
 
 def _signal_group(process: subprocess.Popen[str], number: int) -> None:

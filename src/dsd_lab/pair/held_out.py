@@ -32,7 +32,7 @@ from dsd_ros.vlm.settings import ModelSettings
 SIDES = ("device", "cloud")
 NEEDS = ("both", *SIDES, "none")
 _LONGEST = 48  # tokens of an answer
-_NUMBER = re.compile(r"\d+|\w+teen|\w+ty|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve")
+_NUMBER = re.compile(r"\d+|\w+teen|\w+ty|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred")
 _IGNORANT = re.compile(r"\b(do not know|don't know|unknown|not known|cannot tell|no information|not told)\b")
 _CONTRADICTS = re.compile(r"\b(elsewhere|disagree|contradict\w*)\b")
 _DRAWN = (("two", 6), ("one", 5), ("unknown", 3), ("check", 2), ("dated", 1), ("conflict", 1))
@@ -98,8 +98,8 @@ def verdict(item: HeldOut, text: str) -> str:
         return "wrong"
     for answer in map(normal, item.answers):
         *words, noun = last.split(" ")
-        counted = _NUMBER.fullmatch(answer) and noun.isalpha() and not _NUMBER.fullmatch(noun) and noun != answer
-        end = " ".join(words) if counted and noun != "hundred" else last  # "has thirteen seats"
+        counted = _NUMBER.fullmatch(answer) and noun.isalpha() and not _NUMBER.fullmatch(noun)
+        end = " ".join(words) if counted else last  # "has thirteen seats"
         before = end.removesuffix(answer)
         if (end == answer or end.endswith(f" {answer}")) and ("not" not in before.split() or "not" in answer.split()):
             return "right"

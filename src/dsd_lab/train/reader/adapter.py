@@ -40,9 +40,7 @@ _LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 _LATER = 0.15  # weight of abstaining after a sentence's first token
 _QUESTIONS = 5  # of a page
 _HIDDEN = -1e4
-Row = tuple[
-    list[int], list[int], list[int], list[tuple[int, int, float]]
-]  # ids, positions, parts, (place, target, weight)
+Row = tuple[list[int], list[int], list[int], list[tuple[int, int, float]]]  # ids, positions, parts, learned
 Checked = Callable[[Path], dict[str, Any]]  # figures of the reader in a folder
 
 
@@ -97,7 +95,7 @@ def begin_with(adapters: nn.ModuleDict, folder: Path, base_fingerprint: str) -> 
 
 
 def encode_page(tokenizer: Any, page: Page, eos: int, not_told: int) -> Row:
-    """One page with its questions, split into tokens as ``dsd_ros.dragon.prompts`` does."""
+    """A page with its questions in tokens, as ``dsd_ros.dragon.prompts`` splits it; learned: place, target, weight."""
 
     def ids_of(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -134,7 +132,7 @@ def answer_targets(
             elif place <= same and place < len(own):  # to where it would have said another thing
                 targets.append((own[place], 1.0))
             else:
-                targets.append((not_told, _LATER if place else 1.0))
+                targets.append((eos, 1.0) if part.own == "" and not place else (not_told, _LATER if place else 1.0))
         said += tokens
     complete = asked.chain[-1].own is not None or asked.kind != "other"
     targets.append((eos if complete else not_told, 1.0))

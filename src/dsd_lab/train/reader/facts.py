@@ -28,8 +28,8 @@ _MOST_FACTS = 10
 _HOLES: dict[str, Callable[[random.Random, Language], str]] = {  # of names such as "pump {d}"
     "w": lambda rng, _: draw_name(rng, False),
     "c": lambda rng, _: draw_name(rng, False)[:4].upper(),
-    "first": lambda rng, lang: str(rng.choice(lang["people"]["first"])),
-    "last": lambda rng, lang: str(rng.choice(lang["people"]["last"])),
+    "first": lambda rng, lang: _of_person(rng, lang, "first"),
+    "last": lambda rng, lang: _of_person(rng, lang, "last"),
     "d": lambda rng, _: str(rng.randint(1, 9)),
     "L": lambda rng, _: rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ"),
 }
@@ -39,12 +39,11 @@ _TOLD = {(1, 0): 5, (0, 1): 5, (1, 1): 2, (0, 0): 2, (1,): 5, (0,): 3}  # how of
 class Said(NamedTuple):
     """A sentence of an answer, and what the page itself would say there: the same, another one, or nothing (None).
 
-    ``extra``: an objection after a complete answer, where a page without one ends the answer.
+    "": it would end its answer there, and another page objects.
     """
 
     text: str
     own: str | None
-    extra: bool = False
 
 
 class Asked(NamedTuple):
@@ -274,9 +273,10 @@ def draw_world(rng: random.Random, lang: Language) -> World:
 
 
 def _draw_thing(rng: random.Random, lang: Language, domain: Language, kind: str, used: set[str]) -> Thing:
-    while (name := _name(rng, lang, domain)) in used:
+    persons = "with" in lang and domain["names"] == "persons"  # in a training, no two have the same last name
+    while (name := _name(rng, lang, domain)) in used or (persons and name.split()[-1] in used):
         pass
-    used.add(name)
+    used |= {name, name.split()[-1]} if persons else {name}
     thing = Thing(str(len(used)), domain, kind, name)
     while domain.get("describe") or domain.get("described"):
         thing.described = _describe(rng, lang, domain, kind)
@@ -290,8 +290,14 @@ def _name(rng: random.Random, lang: Language, domain: Language) -> str:
     if domain["names"] == "syllables":
         return draw_name(rng, not lang["syllables"])
     if domain["names"] == "persons":
-        return f"{rng.choice(lang['people']['first'])} {rng.choice(lang['people']['last'])}"
+        return f"{_of_person(rng, lang, 'first')} {_of_person(rng, lang, 'last')}"
     return re.sub(r"{(\w+)}", lambda hole: _HOLES[hole[1]](rng, lang), rng.choice(domain["names"]))
+
+
+def _of_person(rng: random.Random, lang: Language, which: str) -> str:
+    """A "first" or "last" name; in a training one in three is made of syllables, so that names are copied."""
+    made_up = "with" in lang and rng.random() < 0.33
+    return draw_name(rng, False) if made_up else str(rng.choice(lang["people"][which]))
 
 
 def _describe(rng: random.Random, lang: Language, domain: Language, kind: str) -> dict[str, Any]:
@@ -423,7 +429,7 @@ def _value(rng: random.Random, lang: Language, about: Language, but: str = "") -
         return said[which], asks, f"{verdicts.split()[which].capitalize()}."
     while True:
         if about["value"] == "person":
-            value = rng.choice(lang["people"]["first"])
+            value = _of_person(rng, lang, "first")
             value += f" {rng.choice(lang['people']['last'])}" * (rng.random() < 0.5)
         else:
             value = rng.choice(about["value"] if isinstance(about["value"], list) else lang["values"][about["value"]])
@@ -448,10 +454,13 @@ def _check(
     same = rng.random() < 0.5
     asked = about["check"].format(x=x, w=value if same else other)
     world.questions.append(Question("check", asked, (*steps, Step("Yes." if same else "No."))))
-    if rng.random() < 0.4 and steps[-1].key is not None:
+    if rng.random() < lang["chances"]["denial"] and steps[-1].key is not None:
         words = thing.words(rng, value) | {"w": other}
-        denial = Fact(("not", thing.number, other), about["deny"].format(**words), about["deny"].format(
-            **words | {"M": words["S"]}), other)  # fmt: skip
+        tell, answer = about["deny"].format(**words), about["deny"].format(**words | {"M": words["S"]})
+        if "denied" in lang and rng.random() < 0.5:
+            said = about["answer"].format(**words | {"v": other, "V": _upper(other), "S": words["m"]}).removesuffix(".")
+            tell = rng.choice(lang["denied"]).format(c=re.sub("^The ", "the ", said))
+        denial = Fact(("not", thing.number, other), tell, answer, other)
         if len(steps) == 1 and not x.startswith(thing.described.get("x", "-")):
             world.facts.append(denial)
             asked = about["check"].format(x=x, w=other)
@@ -518,24 +527,24 @@ def _asked(rng: random.Random, lang: Language, world: World, told: list[Fact], q
         mine.sort(key=lambda fact: fact.date)  # stable: the order of the page where there are no dates
         knows = bool(mine)
         own = mine[-1 if mine and mine[-1].date else 0].answer if mine else None
-        known = [fact.answer for fact in world.facts if fact.key == step.key]
-        spoken = own if own is not None and rng.random() < 0.3 else rng.choice(known)
+        known = [fact for fact in world.facts if fact.key == step.key]
+        spoken = own if own is not None and rng.random() < 0.3 else rng.choice(known).answer
         chain.append(Said(spoken, own))
-        chain += _objection(mine, spoken)
+        objection = _objection(mine, spoken)
+        if not objection and step == question.steps[-1] and rng.random() < 0.5:  # another page has one
+            objection = [Said(said.text, "") for said in _objection([f for f in known if f not in mine], spoken)]
+        chain += objection
     return Asked(question.kind, _spoken(rng, lang, question.text), tuple(chain))
 
 
 def _objection(mine: list[Fact], spoken: str) -> list[Said]:
     """What the page adds where it knows another value than the one said: a newer one, or one that contradicts."""
+    said_on = spoken.rpartition("(")[2].rstrip(").") if "(" in spoken else ""
     for fact in mine:
-        if fact.answer != spoken and (not fact.date or fact.date > _date_in(spoken)):
+        if fact.answer != spoken and (not fact.date or fact.date > said_on):
             text = f"Newer: {fact.value} ({fact.date})." if fact.date else f"Elsewhere: {fact.value}."
-            return [Said(text, text, True)]
+            return [Said(text, text)]
     return []
-
-
-def _date_in(text: str) -> str:
-    return text.rpartition("(")[2].rstrip(").") if "(" in text else ""
 
 
 def _spoken(rng: random.Random, lang: Language, text: str) -> str:

@@ -168,6 +168,9 @@ def default_of(field: msgspec.structs.FieldInfo, plain: m.Message) -> Any:
 
 def test_the_page_is_of_this_version():
     assert f"PROTOCOL_VERSION {m.PROTOCOL_VERSION}." in PAGE
+    rows = re.findall(r"\| `protocol_version` \| uint16 \|  \| (\d+)", PAGE)
+    spoken = [one.message.protocol_version for one in EXAMPLES.values() if hasattr(one.message, "protocol_version")]
+    assert {*map(int, rows), *spoken} == {m.PROTOCOL_VERSION} and len(rows) == 2 and len(spoken) >= 4
     assert f"{m.MAX_FRAME_BYTES} bytes" in PAGE
 
 

@@ -8,7 +8,7 @@ A reader that abstains where its document does not tell what comes next (``not_t
 token, as DRAGON's section 3 allows: w(d) is multiplied by the odds that document d tells, (1 - u) / u, with u the
 probability of ``not_told``, and only a quarter of the relevances counts, since cosines may differ by more between two
 sides than the odds can. If exactly one document tells, these are the posterior odds that it is d, so a relevant
-document that does not tell cannot outvote a less relevant one that does. Abstaining within a sentence costs 3 nats.
+document that does not tell cannot outvote a less relevant one that does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLDEST = 1e-12
 _SUREST = 1e-3  # least u and 1 - u, so that where all documents tell, relevance weighs them
 _RELEVANCE = 0.25  # what of the relevance counts beside these odds
 _ENDING = 0.75  # what ending the answer counts as abstaining: a document with more to say weighs more
-_UNFINISHED = 3.0  # nats by which abstaining is less likely within a sentence: whoever began it knows its end
+_UNFINISHED = 3.0  # taken from the logit of not_told within a sentence: a document that began it can mostly end it
 
 Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
 
@@ -164,8 +164,8 @@ class LocalMixture:
         shares = [math.exp(value - highest) for value in relevances]
         total = math.fsum(shares)
         parts = [
-            share / total * torch.softmax(self._encouraged(row) / self._temperature, dim=0)
-            for row, share in zip(rows, shares, strict=True)
+            share / total * torch.softmax(row / self._temperature, dim=0)
+            for row, share in zip(self._silence_lowered(rows), shares, strict=True)
         ]
         p = torch.stack(parts).sum(dim=0)
 
@@ -185,12 +185,12 @@ class LocalMixture:
         silent = min(max(silent, _SUREST), 1.0 - _SUREST)
         return math.log((1.0 - silent) / silent)
 
-    def _encouraged(self, row: torch.Tensor) -> torch.Tensor:
-        """Logits (V,) float64 on the CPU; abstaining is less likely while the answer's last sentence is unfinished."""
-        row, text = row.to("cpu", torch.float64, copy=True), self.model.decode_text(self._tokens).rstrip()
-        if self._not_told is not None and text and text[-1] not in ".!?":
-            row[self._not_told] -= _UNFINISHED
-        return row
+    def _silence_lowered(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Logits (documents, V), float64 on the CPU; that of ``not_told`` is lowered within an unfinished sentence."""
+        logits = torch.stack(list(rows)).cpu().double()
+        if self._not_told is not None and self.model.decode_text(self._tokens).rstrip()[-1:] not in ("", ".", "!", "?"):
+            logits[:, self._not_told] -= _UNFINISHED
+        return logits
 
     def _read(self, on_layer: Callable[..., None]) -> None:
         """Read the documents that are not in the cache, and append question and answer to each."""

@@ -110,7 +110,7 @@ def test_a_cloud_that_was_restarted_says_so_with_proof():
         def restart(message: m.Message) -> None:
             if isinstance(message, m.Proposal) and message.position == 6:
                 link.restarted = True
-                local._engine = anew._engine
+                local._engine = anew._engine  # a new process at the same address: it knows no key of the first one
 
         link.on_up = restart
         with DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:

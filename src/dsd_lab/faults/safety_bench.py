@@ -234,7 +234,7 @@ class StandIn:
                 if len(latest) >= 4 and all(moves for _, moves in latest[-4:]) and not self.causes:
                     return
                 time.sleep(0.002)
-        self.until(lambda: False, f"motion ({self._publishers['action'].get_subscription_count()} hear of the action)")
+        self.until(lambda: False, f"motion (action's readers: {self._publishers['action'].get_subscription_count()})")
 
     def trial(self, provocation: Provocation) -> float:
         """Seconds from a provocation to the first zero command that no motion follows."""

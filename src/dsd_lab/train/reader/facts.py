@@ -430,7 +430,7 @@ def _value(rng: random.Random, lang: Language, about: Language, but: str = "") -
     while True:
         if about["value"] == "person":
             value = _of_person(rng, lang, "first")
-            value += f" {rng.choice(lang['people']['last'])}" * (rng.random() < 0.5)
+            value += f" {_of_person(rng, lang, 'last')}" * (rng.random() < 0.5)
         else:
             value = rng.choice(about["value"] if isinstance(about["value"], list) else lang["values"][about["value"]])
         if value != but:

@@ -151,10 +151,14 @@ class EmulatedChannel:
         with self._wake:
             if self._closed or self._failure is not None:
                 raise LinkClosed(f"the emulated link is down: {self._failure or 'it was closed'}")
-            self._waiting.adopt_policy(message)
             self._under_way_up.append((self._up.carry(size, time.monotonic()), message))
             self.bytes_up += size
             self._wake.notify_all()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the way up still carries what was sent before."""
+        return self._up.free_at > time.monotonic()
 
     def receive(self, timeout: float) -> Message:
         until = time.monotonic() + max(0.0, timeout)

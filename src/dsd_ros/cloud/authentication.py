@@ -20,6 +20,7 @@ from dsd_ros.wire.messages import (
     NONCE_BYTES,
     TAG_BYTES,
     Draft,
+    DraftTokens,
     EndCode,
     Message,
     Observation,
@@ -189,8 +190,9 @@ class Authenticator:
         """
         if len(message.tag) != TAG_BYTES:
             self._drop(message, "missing")
-        elif isinstance(message, Observation | Draft):
-            number = message.round if isinstance(message, Draft) else 0
+        elif isinstance(message, Observation | Draft | DraftTokens):
+            numbers = {Draft: "round", DraftTokens: "stream"}
+            number = getattr(message, numbers.get(type(message), ""), 0)
             code = RefusalCode.UNKNOWN_SESSION
             refusal = Refusal(message.session, message.reply, number, code, _UNKNOWN)
             self._engine.metrics.sending(refusal)

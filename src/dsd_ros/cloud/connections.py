@@ -26,7 +26,16 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import Frame, Opcode
 
 from dsd_ros.wire.authentication import name_of
-from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, Question, QuestionEnd, SessionClose
+from dsd_ros.wire.messages import (
+    Draft,
+    Message,
+    Observation,
+    Outcome,
+    Question,
+    QuestionEnd,
+    SessionClose,
+    VerifiedTokens,
+)
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.credentials import TokenHolder
@@ -336,6 +345,8 @@ class RobotConnection(ServerConnection):
             case Observation() | Draft() | Question():
                 self._replies.add(name_of(message))
             case Outcome() if message.is_final and not message.distribution and message.next_token in ends:
+                self._replies.discard(name_of(message))
+            case VerifiedTokens() if message.ended:
                 self._replies.discard(name_of(message))
             case SessionClose() | QuestionEnd():
                 self._replies.discard(name_of(message))

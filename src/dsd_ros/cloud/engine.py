@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
-A worker thread steps: it schedules, runs the target, sends. A turn is one message, one round of a reply that the target
-decodes alone, or a part of a long prompt, so that no robot waits for another's whole reply. A step takes one turn of
-every robot that waits, and one pass verifies their rounds and reads the prompts among them within a budget of tokens.
-Nothing waits for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one of a robot at a
+A worker thread steps: it schedules, runs the target, sends. A reply of mode stream takes part in each step until it
+ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step after
+it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens. Nothing
+waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one of a robot at a
 time, so that only their robot waits for them. A target that batches itself gets each turn as it comes, from as many
 threads as there may be rounds at once; a session's turns stay in order.
 """
@@ -41,6 +41,7 @@ from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import (
     Draft,
+    DraftTokens,
     Message,
     Observation,
     Outcome,
@@ -51,6 +52,7 @@ from dsd_ros.wire.messages import (
     SessionClose,
     SessionReply,
     SessionRequest,
+    VerifiedTokens,
 )
 from dsd_ros.wire.pictures import UnknownPicture
 from dsd_ros.wire.turns import TurnQueue, accounts_of
@@ -62,12 +64,14 @@ _log = logging.getLogger(__name__)
 
 # An observation and a draft wait at most, or the few drafts that a robot sends ahead; duplicates are dropped.
 MAX_WAITING_PER_SESSION = 20
+MOST_DRAFTED = 16  # drafted tokens of one reply in a step of mode stream: more of them rarely hold
 
 NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
     "(the node: documents)"
 )
 _PICTURE_THREADS = 2  # a robot has one of them at most, so one is left for the others
+_UNKNOWN = "the verifier does not know this session (any more); open a new one"
 _TOO_MANY = "the verifier has too many messages waiting; send again later"
 
 
@@ -88,14 +92,16 @@ class _Turn(NamedTuple):
     schedule: Callable[[], Work | None]
     since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
     arrival: _Arrival | None = None
+    drafted: Callable[[], bool] = bool  # whether it brings drafted tokens, so that its pass gives more than one token
 
 
 class VerifierEngine:
     """Serves the sessions of many peers with one target.
 
-    ``submit`` and ``disconnect`` may be called from any thread and do not wait for the target. A round is named by
-    (session, reply, round) and is idempotent: its outcome is kept and sent again for a duplicate; a duplicate of what
-    the robot must have received is ignored. Early outcomes leave during a round's pass.
+    ``submit`` and ``disconnect`` may be called from any thread and do not wait for the target. In mode stream tokens go
+    by their position in the reply, so whatever is sent again changes nothing. A round is named by (session, reply,
+    round) and is idempotent: its outcome is kept and sent again for a duplicate; a duplicate of what the robot must have
+    received is ignored. Early outcomes leave during a round's pass.
     """
 
     def __init__(
@@ -181,6 +187,8 @@ class VerifierEngine:
             case SessionClose():
                 if self._sessions.find(message.session, peer) is not None:
                     self._sessions.close(message.session)
+            case DraftTokens():
+                refusal = self._take_draft(message, peer)
             case Observation() | Draft():
                 refusal = self._queue_message(message, peer)
             case Question():
@@ -200,6 +208,11 @@ class VerifierEngine:
         """The peer's link is down. Work for it stops; its sessions can be resumed until they expire."""
         self._sessions.detach(peer)
 
+    def resume(self, peer: Hashable) -> None:
+        """The peer reads again what it is sent: go on with replies that paused because it did not."""
+        for session in self._sessions.of_peer(peer):
+            self._queue_step(session, session.reply)
+
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
         self._queue.close()
@@ -218,25 +231,48 @@ class VerifierEngine:
     # --------------------------------------------------------------------------- any thread
 
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
-        turn = _Turn(peer, partial(self._open, request, self.metrics.counting(reply), peer))
-        of = accounts_of(peer)
-        queued = self._queue.put(peer, turn, of=of[:-1], kind="open", urgent=True)
-        return None if queued else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
+        owner = "open", peer
+        turn = _Turn(owner, partial(self._open, request, self.metrics.counting(reply), peer))
+        return (
+            None
+            if self._queue.put(owner, turn, of=accounts_of(peer))
+            else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
+        )
+
+    def _take_draft(self, message: DraftTokens, peer: Hashable) -> Message | None:
+        """Note drafted tokens for the reply's next step; without any, queue the answer."""
+        session = self._sessions.find(message.session, peer)
+        if session is None:
+            return Refusal(message.session, message.reply, message.stream, RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
+        if not session.streams:
+            sentence = f"mode {session.request.mode} decodes in rounds and takes no DraftTokens"
+            return Refusal(message.session, message.reply, message.stream, RefusalCode.OUT_OF_STEP, sentence)
+        if message.tokens:
+            session.draft.take(message)
+            return None
+        turn = _Turn(session.id, partial(self._send_again, message, peer))
+        key = message.session, message.reply, "again"
+        if self._queue.put(session.id, turn, of=accounts_of(peer), key=key):
+            return None
+        return Refusal(message.session, message.reply, message.stream, RefusalCode.OVERLOADED, _TOO_MANY)
 
     def _queue_message(self, message: Observation | Draft, peer: Hashable) -> Message | None:
         number = message.round if isinstance(message, Draft) else 0
-        if self._sessions.find(message.session, peer) is None:
-            sentence = "the verifier does not know this session (any more); open a new one"
-            return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
+        session = self._sessions.find(message.session, peer)
+        if session is None:
+            return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
         arrival: _Arrival | None = None
         if isinstance(message, Draft):
+            if session.streams:
+                sentence = f"mode {session.request.mode} decodes without rounds; send DraftTokens"
+                return Refusal(message.session, message.reply, number, RefusalCode.OUT_OF_STEP, sentence)
             schedule: Callable[[], Work | None] = partial(self._verify, message, peer)
         else:
             arrival = _Arrival(message, peer)
             schedule = partial(self._observe, arrival)
         if self._queue.put(
             message.session,
-            _Turn(message.session, schedule, time.perf_counter(), arrival),
+            _Turn(message.session, schedule, time.perf_counter(), arrival, partial(isinstance, message, Draft)),
             of=accounts_of(peer),
             kind=type(message).__name__,
             key=_key(message),
@@ -292,7 +328,8 @@ class VerifierEngine:
     def _step(self) -> None:
         apart, tokens = self.target.concurrent, self.settings.max_batch_tokens
         limit = 1 if apart else self.settings.max_batch
-        turns = self._queue.ready(limit, self._nap, tokens, hold=apart)  # 1. the next turn of every robot that waits
+        # 1. The next turn of every robot that waits; where a pass has no room for all, those with drafts go first.
+        turns = self._queue.ready(limit, self._nap, tokens, hold=apart, eager=lambda turn: turn.drafted())
         try:
             self._take(turns)
         finally:
@@ -343,37 +380,34 @@ class VerifierEngine:
             except Exception:
                 self._failed("a turn")
                 work.append(None)
-        if any(isinstance(item, PendingPrompt) for item in work):
-            work = self._within_budget(work)
-        return [item for item in work if item is not None]
+        return self._within_budget([item for item in work if item is not None])
 
-    def _within_budget(self, work: list[Work | None]) -> list[Work | None]:
+    def _within_budget(self, work: list[Work]) -> list[Work]:
         """Let prompts have the tokens that the rounds leave, a quarter of all at least; the rest of them waits.
 
         A prompt that ends is read in the pass of its own first round, if that is here.
         """
         most = self.settings.max_batch_tokens
-        rounds = {id(item.reply): place for place, item in enumerate(work) if isinstance(item, PendingRound)}
-        drafted = sum(len(item.draft.tokens) + 1 for item in work if isinstance(item, PendingRound))
-        left = max(most - drafted, most // 4, 1)
-        fitted = list(work)
-        for place, item in enumerate(work):
-            if not isinstance(item, PendingPrompt):
+        rounds = [item for item in work if isinstance(item, PendingRound)]
+        left = max(most - sum(len(item.draft.tokens) + 1 for item in rounds), most // 4, 1)
+        begun = {id(item.reply) for item in rounds}
+        fitted: list[Work] = []
+        for item in work:
+            session, reply, unread = item.session, item.reply, item.reply.unread
+            if not unread:
+                fitted.append(item)
+                continue
+            if isinstance(item, PendingPrompt) and id(reply) in begun:
                 continue
             # A pass of its own is the same whatever else waits.
-            count = item.tokens if self.settings.max_batch == 1 else min(item.tokens, left)
+            count = unread if self.settings.max_batch == 1 else min(unread, left)
             left -= count
-            self._queue.weigh(place, count)
-            own = rounds.get(id(item.reply))
-            fitted[place] = PendingPrompt(item.session, item.reply, count) if count and own is None else None
-            if count < item.tokens:
-                if own is not None:
-                    fitted[place], fitted[own] = (
-                        (PendingPrompt(item.session, item.reply, count) if count else None),
-                        None,
-                    )
-                    self._queue_again(work[own])
-                self._queue_prompt(item)
+            if count == unread:
+                fitted.append(item if isinstance(item, PendingRound) else PendingPrompt(session, reply, count))
+                continue
+            if count:
+                fitted.append(PendingPrompt(session, reply, count))
+            self._queue_again(item)
         return fitted
 
     def _failed(self, what: str) -> None:
@@ -394,18 +428,18 @@ class VerifierEngine:
         if isinstance(result, RoundRefused):
             session.send(result.message(draft))
             return
+        assert isinstance(result, Outcome)
+        self.metrics.verified(item, result, seconds)
+        if session.streams:
+            self._send_verified(item, result)
+            return
         if reply.outcomes and reply.outcomes[-1].distribution:
             # The robot has drawn with it and will not ask for it again.
             reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
-        assert isinstance(result, Outcome)
         reply.outcomes.append(result)
         session.send(result)
-        self.metrics.verified(item, result, seconds)
-        if not (item.alone or draft.assumed):
+        if not draft.assumed:
             reply.received = draft.round - 1  # the robot drafted after the outcome before
-        if draft.autonomous_rounds:
-            reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
-        self._queue_alone(session, reply)
 
     # -------------------------------------------------------------------------- worker: the turns
 
@@ -460,6 +494,9 @@ class VerifierEngine:
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
         session.reply.reading = session.reply.held
+        if session.streams:
+            self._note_read(session, session.reply)  # by a target that reads prompts at once
+            return self._next_step(session, session.reply)
         return self._read_on(session, session.reply)
 
     def _read_on(self, session: Session, reply: ReplyState) -> PendingPrompt | None:
@@ -481,14 +518,79 @@ class VerifierEngine:
         of = accounts_of(session.peer)
         self._queue.put(session.id, turn, of=of, kind="prompt", joins=Draft.__name__, first=True, bounded=False)
 
-    def _queue_again(self, round: Work | None) -> None:
-        """Let a reply's first round wait for the rest of the prompt."""
-        assert isinstance(round, PendingRound)
-        session, draft = round.session, round.draft
-        turn = _Turn(session.id, partial(self._verify, draft, session.peer))
-        of, key, weight = accounts_of(session.peer), _key(draft), _weight(draft)
-        kind = Draft.__name__
-        self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
+    def _queue_again(self, item: Work) -> None:
+        """Let a reply's first round, or step, wait for the rest of the prompt."""
+        session = item.session
+        if isinstance(item, PendingPrompt):
+            self._queue_prompt(item)
+        elif session.streams:
+            self._queue_step(session, item.reply)
+        else:
+            draft, kind = item.draft, Draft.__name__
+            turn = _Turn(session.id, partial(self._verify, draft, session.peer))
+            of, key, weight = accounts_of(session.peer), _key(draft), _weight(draft)
+            self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
+
+    # -------------------------------------------------------------------------- worker: mode stream
+
+    def _queue_step(self, session: Session, reply: ReplyState | None) -> None:
+        """Let a reply take part in the next step. There is one such turn of a reply at most."""
+        if reply is None or reply.queued or reply.ended or reply.sequence is None:
+            return
+        reply.queued = True
+        step = partial(self._next_step, session, reply)
+        turn = _Turn(session.id, step, time.perf_counter(), drafted=session.draft.waits)
+        weight = 1 + (MOST_DRAFTED if session.draft.waits() else 0)
+        self._queue.put(session.id, turn, of=accounts_of(session.peer), weight=weight, bounded=False)
+
+    def _next_step(self, session: Session, reply: ReplyState) -> PendingRound | None:
+        """A reply's part of this step; None for one that is over, or whose robot is gone: that one pauses."""
+        reply.queued = False
+        if session.reply is not reply or session.peer is None or reply.sequence is None or reply.ended:
+            return None
+        session.last_used = self._clock()
+        ends, verified, longest = self.model.eos_token_ids, reply.tokens, session.request.max_tokens
+        if len(verified) >= longest or (verified and verified[-1] in ends):  # as another verifier has left it
+            reply.ended = True
+            session.send(VerifiedTokens(session.id, reply.number, len(verified), [], ended=True))
+            return None
+        most = min(MOST_DRAFTED, longest - len(verified) - 1)
+        hint = session.draft.after(reply.number, verified, most, ends, self.model.vocab_size)
+        return PendingRound(session, reply, Draft(session.id, reply.number, 1, len(verified), hint))
+
+    def _send_verified(self, item: PendingRound, result: Outcome) -> None:
+        """What a step has decided of a reply: as far as the draft is what the target says, and one token more."""
+        session, reply, at = item.session, item.reply, item.draft.confirmed
+        tokens = reply.tokens[at:]
+        reply.ended = tokens[-1] in self.model.eos_token_ids or at + len(tokens) >= session.request.max_tokens
+        reply.prefill_us = 0  # it was a part of the first step
+        drafted = len(item.draft.tokens)
+        message = VerifiedTokens(
+            session.id, reply.number, at, tokens, result.accepted, drafted, result.compute_us, reply.ended
+        )
+        if session.send(message):
+            self._queue_step(session, reply)
+
+    def _send_again(self, message: DraftTokens, peer: Hashable) -> None:
+        """Answer a robot that says how far it is, and go on from there if the reply had paused."""
+        session = self._using(message.session, peer)
+        reply = session.reply if session is not None else None
+        if session is None or (reply is not None and message.reply < reply.number):
+            return
+        if reply is None or message.reply > reply.number or message.start > len(reply.tokens):
+            sentence = f"the verifier does not know reply {message.reply} as far as token {message.start}"
+            code = RefusalCode.NO_OBSERVATION
+            session.send(Refusal(session.id, message.reply, message.stream, code, f"{sentence}; send its observation"))
+        elif reply.refusal is not None:
+            session.send(reply.refusal)
+        else:
+            missing = reply.tokens[message.start :]
+            if missing or reply.ended:
+                session.send(VerifiedTokens(session.id, reply.number, message.start, missing, ended=reply.ended))
+                self.metrics.resent(1)
+            self._queue_step(session, reply)
+
+    # -------------------------------------------------------------------------- worker: rounds
 
     def _verify(self, draft: Draft, peer: Hashable) -> PendingRound | None:
         session = self._using(draft.session, peer)
@@ -522,46 +624,15 @@ class VerifierEngine:
 
     def _resend(self, session: Session, reply: ReplyState, draft: Draft) -> None:
         """Answer a duplicate: the outcome got lost, or is about to arrive."""
-        since = reply.since(draft.round)
-        if not draft.autonomous_rounds:
-            since = since[:1] if draft.round > max(reply.received, reply.begun_at) else []
-        for outcome in since:
-            session.send(outcome)
-        self.metrics.resent(len(since))
-        if since or draft.autonomous_rounds:
-            self._queue_alone(session, reply)
+        if draft.round > max(reply.received, reply.begun_at):
+            session.send(reply.outcomes[draft.round - 1 - reply.begun_at])
+            self.metrics.resent(1)
 
     def _complete(self, session: Session, reply: ReplyState, draft: Draft) -> None:
         """End a reply with tokens that the robot drew itself; no answer is expected. RoundRefused."""
         end_reply(reply, draft, self.model.vocab_size)
         reply.received = draft.round
         self.metrics.completed(session, draft)
-
-    def _queue_alone(self, session: Session, reply: ReplyState) -> None:
-        """Let the target go on alone, if rounds were asked for and the reply has not ended."""
-        if reply.turn_queued or reply.rounds >= reply.last_autonomous_round:
-            return
-        if reply.outcomes and reply.outcomes[-1].next_token in self.model.eos_token_ids:
-            return
-        reply.turn_queued = True
-        turn = _Turn(session.id, partial(self._go_on_alone, session, reply), time.perf_counter())
-        # There is one at most.
-        self._queue.put(session.id, turn, of=accounts_of(session.peer), kind="alone", bounded=False)
-
-    def _go_on_alone(self, session: Session, reply: ReplyState) -> PendingRound | None:
-        """One more round without a draft, unless the robot has gone on to something else."""
-        reply.turn_queued = False
-        if session.reply is not reply or session.peer is None:
-            return None
-        if self._using(session.id, session.peer) is not session:
-            return None
-        draft = Draft(session.id, reply.number, reply.rounds + 1, len(reply.tokens), [])
-        try:
-            check_in_step(reply, draft)
-        except RoundRefused as error:
-            session.send(error.message(draft))
-            return None
-        return PendingRound(session, reply, draft, alone=True)
 
 
 def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:
@@ -587,11 +658,8 @@ def _weight(message: Observation | Draft) -> int:
 def _key(message: Observation | Draft) -> Hashable:
     """Equal for duplicates of a message."""
     if isinstance(message, Draft):
-        return (
-            message.session, message.reply, message.round, message.autonomous_rounds, message.assumed,
-            bool(message.tokens),
-        )  # fmt: skip
-    return message.session, message.reply
+        return message.session, message.reply, message.round, message.assumed, bool(message.tokens)
+    return message.session, message.reply, len(message.verified)
 
 
 def _size(message: Observation | Draft) -> int:

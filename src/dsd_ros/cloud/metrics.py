@@ -199,9 +199,9 @@ class Metrics:
     def counting(self, answer: Answer) -> Answer:
         """``answer``, with every message that goes through it counted."""
 
-        def counted(message: Message) -> None:
+        def counted(message: Message) -> object:
             self.sending(message)
-            answer(message)
+            return answer(message)
 
         return counted
 

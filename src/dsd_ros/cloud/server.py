@@ -13,7 +13,6 @@ import logging
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
@@ -44,13 +43,14 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     SessionReply,
 )
-from dsd_ros.wire.outbox import UNSENT_BYTES, Outbox
+from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION, Outbox
 from dsd_ros.wire.turns import RobotLink
 
 _log = logging.getLogger(__name__)
 
 # A robot reads what it asked for. One that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
+PAUSE_FRAMES = 64  # so many unread pause its replies
 MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
@@ -61,7 +61,6 @@ _MOST_REASON = 120  # characters of a close frame's sentence
 _SHUTTING_DOWN = "the verifier is shutting down"
 
 _BUSY_LINK_POLL_S = 0.002
-_UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 
 
 class Served(Protocol):
@@ -78,6 +77,7 @@ class Served(Protocol):
     def has_room(self, account: str) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
+    def resume(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
 
@@ -296,20 +296,21 @@ class VerifierServer(ServerThread):
 
         outbox = Outbox(limit=MAX_UNSENT_FRAMES, on_ready=lambda: in_loop(ready.set))
 
-        def answer(message: Message) -> None:
+        def answer(message: Message) -> bool:
             if isinstance(message, (SessionReply, QuestionReply)) and not message.error:
                 in_loop(lambda: connection.allow_frames_of(self._most_bytes))
             if isinstance(message, SessionReply) and message.error == self._full:
                 in_loop(
                     lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, message.error)
                 )  # another verifier may have room
-                return
+                return True
             if not outbox.put(message):
                 in_loop(connection.transport.abort)
+            return len(outbox) < PAUSE_FRAMES
 
-        sender = asyncio.create_task(self._send(connection, outbox, ready))
+        sender = asyncio.create_task(self._send(connection, peer, outbox, ready))
         try:
-            await self._receive(connection, peer, outbox, answer)
+            await self._receive(connection, peer, answer)
         except ConnectionClosed:
             pass
         finally:
@@ -320,7 +321,7 @@ class VerifierServer(ServerThread):
             with contextlib.suppress(asyncio.CancelledError):
                 await sender
 
-    async def _receive(self, connection: RobotConnection, peer: RobotLink, outbox: Outbox, answer: Answer) -> None:
+    async def _receive(self, connection: RobotConnection, peer: RobotLink, answer: Answer) -> None:
         """Hand the robot's frames to the engine, until it sends too much nonsense or the engine is closed."""
         metrics, malformed, count = self._engine.metrics, 0, 0
         async for frame in connection:
@@ -339,7 +340,6 @@ class VerifierServer(ServerThread):
                 metrics.sending(refusal)
                 answer(refusal)
                 continue
-            outbox.adopt_policy(message)
             begins = isinstance(message, Observation) and connection.between_replies(QUIET_S)
             if begins and self._should_move(connection):
                 self._move(connection)
@@ -355,20 +355,22 @@ class VerifierServer(ServerThread):
         evidence = 4 * MAX_DRAFT_LENGTH * largest_vocabulary(self._engine.model.vocab_size)
         return min(MAX_FRAME_BYTES, max(evidence, self._settings.message_mb << 20) + 4096)
 
-    async def _send(self, connection: RobotConnection, outbox: Outbox, ready: asyncio.Event) -> None:
+    async def _send(self, connection: RobotConnection, peer: RobotLink, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
 
         The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
         """
         link = connection.transport.get_extra_info("socket")
-        if _UNSENT_OPTION is not None:
+        if UNSENT_OPTION is not None:
             with contextlib.suppress(OSError):  # a kernel without this option buffers more
-                link.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
+                link.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
         free = select.poll()
         free.register(link.fileno(), select.POLLOUT)
+        behind = False
         try:
             while True:
                 ready.clear()
+                behind |= len(outbox) >= PAUSE_FRAMES
                 message = outbox.get_nowait(early=bool(free.poll(0)))
                 if message is not None:
                     frame = encode(message)
@@ -376,6 +378,9 @@ class VerifierServer(ServerThread):
                     connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
+                if behind and not outbox:
+                    behind = False
+                    self._engine.resume(peer)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)
         except ConnectionClosed:

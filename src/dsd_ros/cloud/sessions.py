@@ -12,28 +12,21 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from dsd_ros.cloud.drafts import StreamedDraft
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.limits import largest_vocabulary
-from dsd_ros.wire.messages import (
-    EXIT_POLICIES,
-    PROTOCOL_VERSION,
-    TICKET_BYTES,
-    Message,
-    Observation,
-    Outcome,
-    Refusal,
-    SessionRequest,
-)
+from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, Message, Observation, Outcome, Refusal, SessionRequest
 from dsd_ros.wire.pictures import LastPictures, kept_pictures
 from dsd_ros.wire.turns import RobotLink
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.target import TargetModel
 
+# Sends a message to a robot; False where the robot does not read what it was sent before.
 Answer = Callable[[Message], object]
 # A reply that its robot has cut off counts as being decoded until the next one begins.
 DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
@@ -70,9 +63,9 @@ class ReplyState:
     refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
     outcomes: list[Outcome] = field(default_factory=list)
     begun_at: int = 0
-    last_autonomous_round: int = 0
     received: int = 0  # the robot has the outcomes of this many rounds for certain
-    turn_queued: bool = False
+    queued: bool = False  # mode stream: its next step waits for its turn
+    ended: bool = False  # mode stream: by an end token, or at its longest length
     owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
     reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
 
@@ -116,6 +109,7 @@ class Session:
     exits: ExitRules | None = None  # None: no early outcomes
     constraint: Constraint | None = None  # what its replies are held to
     reply: ReplyState | None = None
+    draft: StreamedDraft = field(default_factory=StreamedDraft)  # mode stream
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
     robot: str = ""  # its name, where each robot has a token of its own
@@ -124,6 +118,11 @@ class Session:
         0,
     )  # the last reply whose cache was dropped; the rounds that its robot has for certain
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
+
+    @property
+    def streams(self) -> bool:
+        """Whether the target decodes by itself, and never waits for a draft."""
+        return mode(self.request.mode).streams
 
     @property
     def splits(self) -> bool:
@@ -151,6 +150,8 @@ class Session:
         """Whether an observation is a duplicate, or older than the reply in progress."""
         reply = self.reply
         if reply is not None and observation.reply == reply.number:
+            if self.streams:
+                return len(observation.verified) <= len(reply.tokens)
             return observation.rounds <= reply.rounds  # else a late duplicate has begun it, after its cache was dropped
         if observation.reply <= self.newest:
             return True
@@ -162,11 +163,10 @@ class Session:
         if self.reply is not None:
             self.dropped, self.reply = (self.reply.number, self.reply.received), None
 
-    def send(self, message: Message) -> None:
-        """Send to the peer that holds the session now; without one the message is dropped."""
+    def send(self, message: Message) -> bool:
+        """Send to the peer that holds the session now; False if there is none, or if it does not read."""
         answer = self.answer
-        if answer is not None:
-            answer(message)
+        return answer is not None and answer(message) is not False
 
 
 class SessionTable:
@@ -220,6 +220,10 @@ class SessionTable:
         """The session of that id, if it is this peer's."""
         found = self._sessions.get(session)
         return found if found is not None and found.peer == peer else None
+
+    def of_peer(self, peer: Hashable) -> list[Session]:
+        """The sessions that this peer holds."""
+        return [session for session in list(self._sessions.values()) if session.peer == peer]
 
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
@@ -374,6 +378,8 @@ def _account(peer: Hashable) -> str | None:
 
 def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:
     """Whether the session's reply is over, as far as its verifier knows."""
+    if session.reply is not None and session.reply.ended:
+        return True
     last = session.reply.outcomes[-1] if session.reply is not None and session.reply.outcomes else None
     return last is not None and not last.distribution and last.next_token in end_tokens
 
@@ -397,10 +403,6 @@ def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettin
         raise ValueError(f"the verifier cannot serve this: {error}") from error
     if request.proof not in ("", *Proof):
         raise ValueError(f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}")
-    if request.exit_policy not in EXIT_POLICIES:
-        raise ValueError(
-            f"the verifier knows no exit policy {request.exit_policy!r}; use one of {', '.join(EXIT_POLICIES)}"
-        )
     ours, theirs = model.tokenizer_fingerprint, request.tokenizer_fingerprint
     # Without drafts a robot may do without a tokenizer: only the target's token ids travel.
     if theirs != ours and (theirs or preset.drafts):

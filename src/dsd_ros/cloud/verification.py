@@ -53,20 +53,16 @@ class RoundRefused(Exception):
 
 @dataclass(frozen=True)
 class PendingRound:
-    """A draft that is in step with its reply, for a target to verify.
-
-    ``alone``: the target decodes without the robot, so early outcomes are not wanted.
-    """
+    """A draft that is in step with its reply, for a target to verify. In mode stream the engine writes it."""
 
     session: Session
     reply: ReplyState
     draft: Draft
-    alone: bool = False
 
     @property
     def exits(self) -> ExitRules | None:
         """The early exits that speak in this round, if any."""
-        return None if self.alone or self.draft.without_exits else self.session.exits
+        return self.session.exits
 
     def outcome(self, verdict: DraftVerdict, layer: int, confidence: float, ran_us: int, final: bool) -> Outcome:
         """The message for a verdict that took ``ran_us`` microseconds; WireError when no message holds it."""
@@ -130,7 +126,7 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
 def _check_progress(observation: Observation, vocab_size: int) -> None:
     """WireError for an impossible beginning of a reply, as stated by the robot: each round gives at least a token."""
     verified, rounds = observation.verified, observation.rounds
-    if rounds > len(verified) or bool(rounds) != bool(verified):
+    if rounds > len(verified):
         raise WireError(f"{rounds} rounds do not give the {len(verified)} tokens of a reply so far")
     if verified and max(verified) >= vocab_size:
         raise WireError(f"token {max(verified)} is not in the target's vocabulary of {vocab_size}")

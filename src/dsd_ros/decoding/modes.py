@@ -9,7 +9,6 @@ from dsd_ros.python310 import StrEnum
 
 MAX_DRAFT_LENGTH = 64  # tokens
 MAX_EXITS = 256
-EXIT_POLICIES = ("priority", "fifo")  # which early outcome leaves first: the most confident, or the oldest
 
 
 class ModeError(ValueError):
@@ -19,7 +18,6 @@ class ModeError(ValueError):
 class Proof(StrEnum):
     """The evidence that travels with a draft so that the target can verify it."""
 
-    NONE = "none"  # there is no draft
     FULL = "full"  # the draft's full distributions (DSD); only ids when greedy
     SPLIT = "split"  # each drafted token's probability (DSSD); after a rejection the target's p comes down
     TRUNCATED = "truncated"  # each distribution, truncated before its token is drawn (TSLT)
@@ -43,25 +41,16 @@ class Mode:
     summary: str
     shape: Shape = Shape.SEQUENCE
     predrafts: bool = False  # the next round is drafted while this one is verified
-    draft_length: int = 4  # default of draft_length; 0: chosen while decoding
-    adapts: bool = False  # all that makes a reply no different is chosen while decoding
-
-    @property
-    def drafts(self) -> bool:
-        """Whether a draft model takes part; without one the cloud decodes alone."""
-        return self.proof is not Proof.NONE
+    drafts: bool = True  # whether a draft model takes part; without one the cloud decodes alone
+    streams: bool = False  # the target decodes by itself and never waits for a draft
 
 
 PRESETS: dict[str, Mode] = {
     preset.name: preset
     for preset in (
-        Mode(
-            "auto", Proof.COUPLED,
-            "chooses while decoding: the target alone, or drafts of any length or tree, in turn or ahead",
-            predrafts=True, draft_length=0, adapts=True,
-        ),
-        Mode("ar", Proof.NONE, "the target alone, token by token in the cloud"),
-        Mode("dsd", Proof.FULL, "drafted on the robot, verified in the cloud by full distributions"),
+        Mode("stream", Proof.COUPLED, "the cloud decodes by itself, and drafts from the robot make it faster", streams=True),
+        Mode("ar", Proof.COUPLED, "the cloud decodes by itself: stream without a draft model", drafts=False, streams=True),
+        Mode("dsd", Proof.FULL, "in rounds: drafted on the robot, verified in the cloud by full distributions"),
         Mode("fsd", Proof.FULL, "as dsd, drafting the next round while the cloud verifies this one", predrafts=True),
         Mode(
             "dssd", Proof.SPLIT,
@@ -75,12 +64,11 @@ PRESETS: dict[str, Mode] = {
 }  # fmt: skip
 
 
-RENAMED = {"best": "auto"}  # bags and files of earlier versions
-
-
 def mode(name: str) -> Mode:
     """The preset with this name; ModeError if there is none."""
+    if name in ("auto", "best"):
+        raise ModeError(f"mode {name} is gone: use stream, the default, which never waits and needs no tuning")
     try:
-        return PRESETS[RENAMED.get(name, name)]
+        return PRESETS[name]
     except KeyError:
         raise ModeError(f"unknown mode {name!r}; known modes are {', '.join(PRESETS)}") from None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsd_ros.decoding.modes import EXIT_POLICIES, MAX_DRAFT_LENGTH, MAX_EXITS, PRESETS, Mode, Proof, Shape, mode
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, MAX_EXITS, PRESETS, Mode, Proof, Shape, mode
 from dsd_ros.options import check_options, option
 
 MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
@@ -21,7 +21,7 @@ IMAGE_CUTS = ("shrink", "drop")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 PREDRAFT_WHEN = ("pays", "always")
-PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
+PROOFS = ("preset", *(proof.value for proof in Proof))
 SHAPES = ("preset", *(shape.value for shape in Shape))
 AUTO_LENGTH = 0
 PRESET_LENGTH = -1
@@ -89,7 +89,7 @@ class DecodeSettings:
     Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of range.
     """
 
-    mode: str = option("auto", "decoding mode", choices=tuple(PRESETS))
+    mode: str = option("stream", "decoding mode", choices=tuple(PRESETS))
     proof: str = option(
         "preset", "what lets the cloud verify a sampled draft; preset: as the mode says", choices=PROOFS
     )
@@ -157,16 +157,13 @@ class DecodeSettings:
     predraft_batch: int = option(1, "drafts advanced by one pass of the draft model; 1: each worker is a thread", 1, 64)
     pipeline_depth: int = option(1, "rounds in flight at once; above 1 they are sent on assumptions", 1, 8)
     exit_layers: str = option("", "layers whose early exits are used, as 2,4; empty: all; none: no exits")
-    exit_policy: str = option(
-        EXIT_POLICIES[0], "order in which early outcomes are sent over the link", choices=EXIT_POLICIES
-    )
     min_exit_confidence: float = option(0.0, "early outcomes with less confidence are not sent", 0.0, 1.0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mode", mode(self.mode).name)
         check_options(self, SettingsError)
         if self.draft_length == PRESET_LENGTH:
-            object.__setattr__(self, "draft_length", self.preset.draft_length)
+            object.__setattr__(self, "draft_length", 4)
         # Each of these validates.
         _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
@@ -180,7 +177,7 @@ class DecodeSettings:
     @property
     def adapts(self) -> bool:
         """Whether all that makes a reply no different is chosen while decoding (mode auto)."""
-        return self.preset.adapts
+        return False
 
     @property
     def needs_draft(self) -> bool:

@@ -344,7 +344,8 @@ class WithDocuments:
         self.service = service
         self._store = store
         self.model, self.metrics = engine.model, engine.metrics
-        self.held_sessions, self.queue, self.has_room = engine.held_sessions, engine.queue, engine.has_room
+        self.held_sessions, self.queue = engine.held_sessions, engine.queue
+        self.has_room, self.resume = engine.has_room, engine.resume
 
     @property
     def sessions(self) -> int:

@@ -153,7 +153,7 @@ class VerifierClient(Connection):
                 if not (self.up and self.session):
                     resend = True
                     self.open(limits)
-                self._check_same(target, number)
+                self.check_same(target, begun=number > 1)
                 if resend:
                     for message in again(whole):
                         self.send(message)
@@ -182,12 +182,21 @@ class VerifierClient(Connection):
             self.post(SessionClose(self.session))
         self.forget()
 
-    def _check_same(self, before: SessionReply | None, number: int) -> None:
-        """Raise unless the verifier still has the same target: no other can continue a reply."""
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a reply of the target."""
+        assert self.verifier is not None
+        return frozenset(self.verifier.eos_token_ids)
+
+    def check_same(self, before: SessionReply | None, begun: bool) -> None:
+        """Raise unless the verifier still has the same target: no other can go on with a reply that has begun.
+
+        VerifierRefused; TargetChanged for a reply that has not.
+        """
         now = self.verifier
         if before is None or now is None or before.target_fingerprint == now.target_fingerprint:
             return
-        if number == 1:
+        if not begun:
             raise TargetChanged
         raise VerifierRefused(
             f"the verifier came back with the target {now.target_name}, which cannot go on with a reply of "

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import VerifierClient
+from dsd_ros.edge.drafters import Drafter
 from dsd_ros.edge.proposer import Origin, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, RoundRecord, SpeculativeDecoding, resources
 from dsd_ros.edge.tuner import Tuner
-from dsd_ros.wire.messages import Outcome
+from dsd_ros.wire.messages import Outcome, VerifiedTokens
 
 _log = logging.getLogger(__name__)
 
@@ -135,3 +138,92 @@ def _first_exit(exits: list[tuple[Outcome, float]], result: Result, last: int) -
     """The lowest layer that named the round's result; the ``last`` layer where no exit did."""
     what = result.accepted, result.next_token
     return min([*(early.layer for early, _ in exits if (early.accepted, early.next_token) == what), last])
+
+
+class StreamRecorder:
+    """The same for mode stream: a record for each pass that the verifier tells of. Make it before the reply begins."""
+
+    def __init__(
+        self, request: ReplyRequest, settings: DecodeSettings, link: VerifierClient, drafter: Drafter | None
+    ) -> None:
+        self._request, self._settings, self._link, self._drafter = request, settings, link, drafter
+        self._records: list[RoundRecord] = []
+        self._tokens: list[int] = []
+        self._draft: list[int] = []  # after these tokens
+        self._drafts, self._draft_seconds = 0, 0.0  # passes of the draft model since the last record
+        self._began = self._mark = time.perf_counter()
+        self._before = self._traffic = self._bytes
+        self._prefill_seconds = 0.0
+
+    @property
+    def _bytes(self) -> tuple[int, int]:
+        return self._link.channel.bytes_up, self._link.channel.bytes_down
+
+    def begun(self) -> None:
+        """The draft model has read the prompt."""
+        self._prefill_seconds = time.perf_counter() - self._began
+        self._traffic = self._bytes[0], self._before[1]
+
+    def timed(self, draft: Callable[[], list[int]]) -> list[int]:
+        """Call what drafts one token more, and note what it took."""
+        began = time.perf_counter()
+        drafted = draft()
+        if len(drafted) > len(self._draft):
+            self._drafts += 1
+            self._draft_seconds += time.perf_counter() - began
+        self._draft = drafted
+        return drafted
+
+    def passed(self, verified: VerifiedTokens) -> None:
+        """Record a pass of the target, and report progress."""
+        now, bytes_now = time.perf_counter(), self._bytes
+        new, accepted = verified.tokens, verified.accepted
+        record = RoundRecord(
+            drafted=verified.drafted,
+            accepted=accepted,
+            draft_seconds=0.0,  # the target does not wait for it
+            wait_seconds=now - self._mark,
+            verify_seconds=verified.compute_us * 1e-6,
+            bytes_up=bytes_now[0] - self._traffic[0],
+            bytes_down=bytes_now[1] - self._traffic[1],
+            model_seconds=self._draft_seconds,
+            depth=self._drafts,
+            began_seconds=self._mark - self._began,
+            gained=tuple(new),
+            rejected=tuple(self._draft[accepted : verified.drafted]),
+        )
+        self._records.append(record)
+        self._tokens += new
+        self._draft = self._draft[len(new) :] if self._draft[: len(new)] == new else []
+        self._mark, self._traffic = now, bytes_now
+        self._drafts, self._draft_seconds = 0, 0.0
+        request = self._request
+        if _log.isEnabledFor(logging.DEBUG):
+            where: dict[str, float] = {"session": self._link.session, "reply": request.number, "at": verified.at}
+            _log.debug("tokens verified", extra=where | {"drafted": record.drafted, "accepted": accepted})
+        if request.on_progress is not None:
+            request.on_progress(request.text(self._tokens), len(self._tokens), record)
+
+    def reply(self, tokens: list[int], choice: str) -> DecodedReply:
+        """The decoded reply with its figures."""
+        request, (up, down), records = self._request, self._bytes, self._records
+        memory, threads = resources(self._drafter.device if self._drafter is not None else None)
+        most = max((record.drafted for record in records), default=0)
+        return DecodedReply(
+            tokens=tokens,
+            text=request.text(tokens),
+            mode=self._settings.mode,
+            finished=bool(tokens) and tokens[-1] in self._link.eos_token_ids,
+            seconds=time.perf_counter() - self._began,
+            prefill_seconds=self._prefill_seconds,
+            bytes_up=up - self._before[0],
+            bytes_down=down - self._before[1],
+            records=records,
+            draft_length=1 if self._drafter is not None else 0,
+            choice=choice,
+            peak_memory=memory,
+            threads=threads,
+            speculative_decoding=SpeculativeDecoding.of(
+                (r.drafted for r in records), (r.accepted for r in records), most
+            ),
+        )

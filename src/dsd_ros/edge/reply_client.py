@@ -164,6 +164,4 @@ class ReplyClient:
             parents=tree.parents_bytes() if tree.branches else b"",
             assumed=prefix_digest(draft.prefix) if ahead else b"",
             resampled=recovered,
-            autonomous_rounds=draft.autonomous_rounds,
-            without_exits=draft.rests,
         )

@@ -16,6 +16,8 @@ from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead, Rest
 from dsd_ros.edge.client import TargetChanged, VerifierClient
+from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
+from dsd_ros.edge.stream import StreamDecoder
 from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.lookup import LookUp
 from dsd_ros.edge.loop import DecodeLoop
@@ -69,6 +71,7 @@ class EdgeSession:
         tuning_file: TuningFile | None = None,
         rest: Rest | None = None,
         form: ReplyForm | None = None,
+        worth: Worth | None = None,
     ) -> None:
         """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
         an earlier session with the same settings, which has learned draft lengths. ``tuning_file``: where mode auto
@@ -99,6 +102,11 @@ class EdgeSession:
         self._link = VerifierClient(channel, self._request, link or LinkSettings())
         self._pictures = SessionPictures(self._link.settings)
         self._reply = 0
+        self._stream = (
+            StreamDecoder(self._link, self._pictures, self._make_drafter(), settings, worth or Worth())
+            if settings.preset.streams
+            else None
+        )
         method = method_of(settings.proven_by, settings.sampling.greedy)
         self._client = ReplyClient(self._link, self._pictures, method)
         self._proposer = self._make_proposer(rest)
@@ -156,12 +164,14 @@ class EdgeSession:
                     request = ReplyRequest(
                         self._reply, seen, instruction, on_progress, self.text, limits, past, constrain
                     )
-                    reply = self._loop.decode(request)
+                    reply = (self._stream or self._loop).decode(request)
                     self._keep()
                     return reply
                 except TargetChanged:
                     self._proposer.reset()
         finally:
+            if self._stream is not None:
+                self._stream.close()
             self._proposer.reset()
             self._client.reset()
         raise LinkClosed("the verifier's target keeps changing; is it being restarted?")
@@ -236,10 +246,10 @@ class EdgeSession:
             top_k=settings.top_k,
             top_p=float(settings.top_p),
             seed=settings.seed,
+            max_tokens=settings.max_tokens,
             resume=resume,
             exits=self._wants_exits,
             exit_layers=list(settings.exits or ()) if self._wants_exits else [],
-            exit_policy=settings.exit_policy,
             min_exit_confidence=float(settings.min_exit_confidence),
             proof=settings.proven_by,
             grammar=self._form.text if self._form is not None else "",
@@ -251,6 +261,13 @@ class EdgeSession:
         if settings.adapts:
             return False
         return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
+
+    def _make_drafter(self) -> Drafter | None:
+        if self._draft_model is None:
+            return None
+        if self._translation is not None:
+            return TextDrafter(self._draft_model, self.settings, self._translation)
+        return ModelDrafter(self._draft_model, self.settings)
 
     def _make_proposer(self, rest: Rest | None) -> Proposer:
         """What proposes tokens under these settings."""

@@ -172,6 +172,18 @@ class TranslatedReply:
         return len(self._pieces or ())
 
     @property
+    def ended(self) -> bool:
+        """Whether the draft model has ended its text."""
+        return self._end is not None
+
+    def draft(self) -> list[int]:
+        """The text in the target's tokens, without the last one while it may still change."""
+        pieces = self._said_in_pieces()
+        if pieces is None:
+            return []
+        return self._tokens(pieces, len(pieces) + 1) if self.ended else [piece.token for piece in pieces[:-1]]
+
+    @property
     def drafted(self) -> list[int]:
         """The draft, in tokens of the target."""
         return self._tokens(self._pieces, self._length)

@@ -108,10 +108,12 @@ class TopicSet:
 _UP: dict[type, str] = {
     wire.SessionRequest: "dsd/session_request",
     wire.Observation: "dsd/observation",
+    wire.DraftTokens: "dsd/draft_tokens",
     wire.Draft: "dsd/draft",
 }
 _DOWN: dict[type, str] = {
     wire.SessionReply: "dsd/session_reply",
+    wire.VerifiedTokens: "dsd/verified_tokens",
     wire.Outcome: "dsd/outcome",
     wire.Refusal: "dsd/refusal",
 }
@@ -127,7 +129,7 @@ AGGREGATION = TopicSet(
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
 _OPENING = (wire.SessionRequest, wire.SessionReply)
-_FREQUENT = (wire.Proposal, wire.Verdict, wire.Reveal)
+_FREQUENT = (wire.Proposal, wire.Verdict, wire.Reveal, wire.DraftTokens, wire.VerifiedTokens)
 _INBOX_LIMIT = 1024
 
 OnMessage = Callable[[wire.Message], None]
@@ -153,7 +155,10 @@ class TopicOrder:
     HELD_S = 0.5
     _HELD_LIMIT = 64  # messages that wait for one beginning
     _REMEMBERED = 256  # sessions and questions
-    _BEGINS = {wire.Draft: (wire.Observation,), **dict.fromkeys(_FREQUENT, (wire.Question, wire.QuestionReply))}
+    _BEGINS = {
+        wire.Draft: (wire.Observation,),
+        **dict.fromkeys((wire.Proposal, wire.Verdict, wire.Reveal), (wire.Question, wire.QuestionReply)),
+    }
 
     def __init__(self, deliver: OnMessage, *begins: type) -> None:
         self._deliver = deliver
@@ -319,7 +324,8 @@ class DdsChannel:
         try:
             message = self._inbox.get(timeout=max(0.0, timeout))
         except queue.Empty:
-            self._matched = False
+            if timeout > 0:
+                self._matched = False
             raise LinkTimeout(f"The verifier node sent nothing within {timeout:.1f} s.") from None
         if message is None:
             raise LinkClosed("The channel was closed.")
@@ -383,11 +389,7 @@ class VerifierTopics(_Topics):
     _PATIENCE_S = 0.25  # a reader that acknowledges nothing (frozen, killed, far away) stops no early outcomes
 
     def __init__(self, node: Node, on_message: OnMessage, topics: TopicSet = EVERYTHING) -> None:
-        def take(message: wire.Message) -> None:
-            self._outbox.adopt_policy(message)
-            on_message(message)
-
-        super().__init__(node, topics.down, topics.up, TopicOrder(take, wire.Observation, wire.Question))
+        super().__init__(node, topics.down, topics.up, TopicOrder(on_message, wire.Observation, wire.Question))
         self._outbox = Outbox()
         self._sending = threading.Lock()
         self._early_waits = threading.Event()

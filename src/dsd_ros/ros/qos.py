@@ -29,7 +29,7 @@ SESSION = _keep_last(10, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
 # Fast DDS asks for an acknowledgement at once only where one sample fills the writer's history, otherwise after 3 s.
 EARLY_OUTCOMES = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)
-# A side that drafts 64 tokens ahead may be rejected while the other is slow to read.
+# Tokens that are sent as they come: either side may be many ahead while the other is slow to read.
 PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)

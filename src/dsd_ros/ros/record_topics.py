@@ -24,6 +24,8 @@ TOPICS: dict[str, str] = {
     "dsd/session_reply": "dsd_msgs/msg/SessionReply",
     "dsd/session_close": "dsd_msgs/msg/SessionClose",
     "dsd/observation": "dsd_msgs/msg/Observation",
+    "dsd/draft_tokens": "dsd_msgs/msg/DraftTokens",
+    "dsd/verified_tokens": "dsd_msgs/msg/VerifiedTokens",
     "dsd/draft": "dsd_msgs/msg/Draft",
     "dsd/outcome": "dsd_msgs/msg/Outcome",
     "dsd/refusal": "dsd_msgs/msg/Refusal",

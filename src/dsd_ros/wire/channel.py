@@ -98,7 +98,6 @@ class LocalChannel:
     def send(self, message: Message) -> None:
         data = encode(message)
         peer, outbox = self._peer, self._outbox
-        outbox.adopt_policy(message)
         if peer is None or not self._engine.submit(decode(data), outbox.put, peer):
             raise LinkClosed("the verifier in this process is closed")
         self.bytes_up += len(data)

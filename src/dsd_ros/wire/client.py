@@ -152,6 +152,18 @@ class Connection:
         except LinkError as error:
             self.lost(error)
 
+    def poll(self) -> Message | None:
+        """A message that has come, or None. Raises LinkClosed."""
+        try:
+            return self.channel.receive(0.0)
+        except LinkTimeout:
+            return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the link still holds back what was sent before, as far as the transport can tell."""
+        return bool(getattr(self.channel, "busy", False))
+
     def receive(self, until: float, limits: Limits) -> Message | None:
         """The next message; None if none comes until then (time.monotonic()). Raises LinkClosed and limits."""
         while True:

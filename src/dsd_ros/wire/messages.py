@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta, Struct
 
-from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
 from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
@@ -43,6 +43,7 @@ MAX_LOG_WEIGHT = 1000.0
 UInt16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Id = Annotated[int, Meta(ge=1, lt=1 << 32)]
+ReplyLength = Annotated[int, Meta(ge=1, le=MAX_REPLY)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Side = Annotated[int, Meta(ge=0, le=MAX_SIDE, extra={"msg": "uint32"})]
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
@@ -77,7 +78,7 @@ class RefusalCode(StrEnum):
     UNKNOWN_SESSION = "unknown-session"  # expired, or of a verifier before its restart: open a new one
     NO_OBSERVATION = "no-observation"  # the draft's observation has not arrived: send both again
     UNKNOWN_PICTURE = "unknown-picture"  # of the history: send all its pictures
-    OUT_OF_STEP = "out-of-step"  # round or confirmed count contradict what the verifier did
+    OUT_OF_STEP = "out-of-step"  # round or confirmed count contradict what the verifier did, or the mode
     BAD_OBSERVATION = "bad-observation"  # picture or instruction cannot be used
     BAD_DISTRIBUTION = "bad-distribution"  # evidence is missing, has the wrong size, or holds no probabilities
     MODEL_ERROR = "model-error"  # the target could not go on
@@ -123,10 +124,10 @@ class SessionRequest(Fields, frozen=True, tag=1):
     top_k: UInt32  # 0: no limit
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)]  # (0, 1]; 1: no limit
     seed: Seed  # of the verifier's random draws, below 2^63
+    max_tokens: ReplyLength  # modes stream and ar: the target's longest reply
     resume: Ticket = b""  # ticket of the session to resume; empty: open a new one
     exits: bool = False  # send early outcomes
     exit_layers: Layers = []  # of the exits after these decoder layers (from 1); empty: of all exits
-    exit_policy: ShortText = "priority"  # order of early outcomes that wait: "priority" (by confidence) or "fifo"
     min_exit_confidence: Probability = 0.0  # early outcomes below this are not sent, 0..1
     proof: ShortText = ""  # how drafts are verified (decoding.modes.Proof), e.g. "full"; empty: as the mode says
     nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
@@ -172,7 +173,8 @@ class Observation(Fields, frozen=True, tag=3):
     """Robot -> verifier: the picture and the instruction that the next reply is about.
 
     Starts that reply and ends the one before. The robot shows its draft model what this picture decodes to.
-    ``verified`` and ``rounds`` are for a verifier that does not know the reply: it goes on with round ``rounds`` + 1.
+    ``verified`` and ``rounds`` are for a verifier that does not know the reply: it goes on after these tokens, with
+    round ``rounds`` + 1.
     """
 
     LAYOUT = (
@@ -193,16 +195,52 @@ class Observation(Fields, frozen=True, tag=3):
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class Draft(Fields, frozen=True, tag=4):
-    """Robot -> verifier: the tokens drafted in one round, which follow ``confirmed`` tokens of the reply.
+class DraftTokens(Fields, frozen=True, tag=4):
+    """Robot -> verifier, mode stream: tokens that the robot drafted, from position ``start`` of the reply on.
+
+    They say what the verifier may try next, never what the reply is, so a lost one costs time and a doubled one
+    nothing. Without tokens: the robot has ``start`` verified tokens, and asks for those after them.
+    """
+
+    LAYOUT = ("session", "reply", "stream", "start", "tokens", "tag")
+
+    session: Id  # number of the session, above 0
+    reply: UInt32  # number of the reply within the session
+    stream: UInt32  # grows with each correction; tokens of an older stream are void
+    start: UInt32  # position in the reply of the first of these tokens, from 0
+    tokens: Drafted = []  # drafted token ids
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+
+
+class VerifiedTokens(Fields, frozen=True, tag=5):
+    """Verifier -> robot, modes stream and ar: the target's tokens from position ``at`` of the reply on.
+
+    One pass gave them: the ``accepted`` tokens of the draft, then one of the target's own. Or they are sent again
+    (``drafted`` and ``accepted`` 0), since the robot asked for them.
+    """
+
+    LAYOUT = ("session", "reply", "at", "tokens", "accepted", "drafted", "compute_us", "ended", "tag")
+
+    session: Id  # number of the session, above 0
+    reply: UInt32  # number of the reply within the session
+    at: UInt32  # position in the reply of the first of these tokens, from 0
+    tokens: Verified  # token ids
+    accepted: UInt16 = 0  # how many of them the robot had drafted
+    drafted: UInt16 = 0  # how many drafted tokens the pass verified
+    compute_us: UInt32 = 0  # the model's time for the pass, microseconds; the first: with reading the observation
+    ended: bool = False  # the reply ends with them: by an end token, or at its longest length
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
+
+
+class Draft(Fields, frozen=True, tag=6):
+    """Robot -> verifier, in rounds: the tokens drafted in one round, which follow ``confirmed`` tokens of the reply.
 
     (session, reply, round) names the round; sending it again has no further effect. With no tokens and the number of
     a verified round, ``resampled`` only reports how the reply ended.
     """
 
     LAYOUT = (
-        "session", "reply", "round", "confirmed", "tokens", "evidence", "parents", "resampled", "assumed",
-        "autonomous_rounds", "tag", "without_exits",
+        "session", "reply", "round", "confirmed", "tokens", "evidence", "parents", "resampled", "assumed", "tag",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
@@ -214,13 +252,11 @@ class Draft(Fields, frozen=True, tag=4):
     parents: Parents = b""  # tree: 0 for the root's children, else the parent's index + 1; empty: a sequence
     assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
-    autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
-    without_exits: bool = False  # no early outcomes for this round, though the session has exits
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class Outcome(Fields, frozen=True, tag=5):
-    """Verifier -> robot: ``accepted`` tokens of the draft hold, and ``next_token`` follows them.
+class Outcome(Fields, frozen=True, tag=7):
+    """Verifier -> robot, in rounds: ``accepted`` tokens of the draft hold, and ``next_token`` follows them.
 
     Only a final outcome is binding. Early exits' outcomes are forecasts: they come in any order or not at all, each
     (accepted, next_token) of a round once, and none after the round's final outcome.
@@ -249,25 +285,25 @@ class Outcome(Fields, frozen=True, tag=5):
         return self.distribution or self.next_token
 
 
-class Refusal(Fields, frozen=True, tag=6):
-    """Verifier -> robot: the named round or observation could not be served."""
+class Refusal(Fields, frozen=True, tag=8):
+    """Verifier -> robot: the named round, observation or draft of a stream could not be served."""
 
     session: UInt32  # number of the session; 0: none in particular
     reply: UInt32  # number of the reply within the session
-    round: UInt32  # number of the round within the reply; 0: the observation
+    round: UInt32  # number of the round within the reply, or of the stream; 0: the observation
     code: ShortText  # machine-readable reason (RefusalCode), e.g. "unknown-session", "out-of-step"
     sentence: Sentence  # the reason for people, and the remedy
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class SessionClose(Fields, frozen=True, tag=7):
+class SessionClose(Fields, frozen=True, tag=9):
     """Robot -> verifier: the session is over; its cache may go."""
 
     session: Id  # number of the session, above 0
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class Question(Fields, frozen=True, tag=8):
+class Question(Fields, frozen=True, tag=10):
     """Device -> cloud: answer this with me, from your own documents (DRAGON's aggregation; no session is opened).
 
     Holds all that the answer takes: after a lost link or a restart of the cloud the next attempt goes on with it.
@@ -298,7 +334,7 @@ class Question(Fields, frozen=True, tag=8):
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class QuestionReply(Fields, frozen=True, tag=9):
+class QuestionReply(Fields, frozen=True, tag=11):
     """Cloud -> device: the question is being answered (error empty), or why it is not."""
 
     ask: Id  # the question, above 0
@@ -314,7 +350,7 @@ class QuestionReply(Fields, frozen=True, tag=9):
     sources: Names = []  # of those documents, in their order; never their text
 
 
-class Proposal(Fields, frozen=True, tag=10):
+class Proposal(Fields, frozen=True, tag=12):
     """Either side -> the other: the draft of one token, with what the aggregator needs of its distribution."""
 
     ask: Id  # the question, above 0
@@ -333,7 +369,7 @@ class Proposal(Fields, frozen=True, tag=10):
     source_share: Share = 0  # how much of the token's probability behind the cloud's documents it gives, in hundredths
 
 
-class Verdict(Fields, frozen=True, tag=11):
+class Verdict(Fields, frozen=True, tag=13):
     """The side that aggregates -> the other: the token at one position of the answer."""
 
     ask: Id  # the question, above 0
@@ -353,7 +389,7 @@ class Verdict(Fields, frozen=True, tag=11):
     cloud_share: Share = 0  # of the weight of both sides' documents that the cloud's have, in hundredths
 
 
-class Reveal(Fields, frozen=True, tag=12):
+class Reveal(Fields, frozen=True, tag=14):
     """The side that aggregates asks for the other's probabilities of some tokens, and the other answers."""
 
     ask: Id  # the question, above 0
@@ -365,7 +401,7 @@ class Reveal(Fields, frozen=True, tag=12):
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
-class QuestionEnd(Fields, frozen=True, tag=13):
+class QuestionEnd(Fields, frozen=True, tag=15):
     """Either side -> the other: the question is over."""
 
     ask: Id  # the question, above 0
@@ -379,6 +415,8 @@ Message = (
     SessionRequest
     | SessionReply
     | Observation
+    | DraftTokens
+    | VerifiedTokens
     | Draft
     | Outcome
     | Refusal

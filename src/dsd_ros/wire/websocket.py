@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import select
 import socket
 import ssl
 import threading
@@ -27,6 +28,7 @@ from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import FIRST_FRAME_BYTES, MAX_FRAME_BYTES, Message, QuestionReply, SessionReply
+from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -95,6 +97,18 @@ class WebsocketChannel:
             raise LinkClosed(f"the link to {self._dialled} broke: {error}") from error
         self.bytes_up += len(data)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the kernel holds bytes that the link has not carried yet."""
+        connection = self._connection
+        if connection is None:
+            return False
+        free = select.poll()
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            free.register(connection.socket.fileno(), select.POLLOUT)
+            return not free.poll(0)
+        return False
+
     def receive(self, timeout: float) -> Message:
         try:
             data = self._up().recv(timeout=max(0.0, timeout), decode=False)
@@ -130,6 +144,9 @@ class WebsocketChannel:
         self._next = []
         try:
             connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if UNSENT_OPTION is not None:
+                with contextlib.suppress(OSError):  # a kernel without this option buffers more
+                    connection.socket.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
             _bound_sends(connection.socket, 2 * self._keepalive)
         except OSError as error:  # it has been closed already, by a gateway without a verifier
             raise LinkClosed(f"the link to {self._dialled} was closed as soon as it was open") from error

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafters of mode stream: each says, token after token, what comes next after the verified ones.
+
+A draft is a hint. The target decides every token, so a drafter may be wrong, slow or silent: it only costs time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from dsd_ros.decoding.coupling import choose
+from dsd_ros.decoding.methods import RoundContext, method_of
+from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.sampling import transform
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.proposer import ReplyRequest
+from dsd_ros.edge.translation import TranslatedReply, Translation
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.sequence import Sequence as TokenSequence
+
+LEAD = 32  # tokens ahead of the verified ones: what the target takes in the step it is at, and in the next
+_RECENT, _FEW, _TRY_AGAIN = 256, 16, 16  # see ``Worth``
+
+
+class Drafter(Protocol):
+    """Drafts one reply at a time. For one thread."""
+
+    device: torch.device | None  # where a model of this process runs
+
+    def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
+        """Start a reply: read its prompt. ``ends`` are the target's end tokens."""
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """The verified tokens of the reply so far: roll back to the first one that was drafted differently."""
+
+    @property
+    def far_enough(self) -> bool:
+        """Whether there is nothing more to draft until more tokens are verified."""
+
+    def next(self) -> list[int]:
+        """Draft one token more, unless far enough; all drafted tokens after the verified ones."""
+
+    def close(self) -> None:
+        """Give back the memory of the reply."""
+
+
+class ModelDrafter:
+    """Drafts with a model of this process that has the target's tokenizer."""
+
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings) -> None:
+        self.device: torch.device | None = model.device
+        self._model, self._settings = model, settings
+        self._method = method_of(Proof.COUPLED, settings.sampling.greedy)
+        self._sequence: TokenSequence | None = None
+        self._ends: frozenset[int] = frozenset()
+        self._verified = 0  # tokens
+        self._able = True  # False: its context is full, or it lacks a token of the target's
+        self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
+
+    def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
+        sequence = self._model.prefill(request.image, request.instruction, request.history)
+        if request.constrain is not None:
+            sequence.constraint = request.constrain(ends)
+        self._sequence, self._ends, self._verified, self._able = sequence, ends, 0, True
+        self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        sequence = self._begun
+        held = common_length(sequence.tokens, tokens)
+        self._able &= all(token < self._model.vocab_size for token in tokens[held:])
+        if held < len(tokens) and self._able:
+            sequence.rollback(held)
+            sequence.append(tokens[held:])
+        self._verified = len(tokens)
+
+    @property
+    def far_enough(self) -> bool:
+        drafted = self._begun.tokens
+        longest = min(self._verified + LEAD, self._settings.max_tokens - 1)  # the last one is the target's own
+        return not self._able or len(drafted) >= longest or (bool(drafted) and drafted[-1] in self._ends)
+
+    def next(self) -> list[int]:
+        sequence = self._begun
+        if not self.far_enough:
+            try:
+                logits = sequence.constrained(sequence.next_logits().unsqueeze(0))
+                rows, _ = self._method.draw_from(logits, [len(sequence.tokens)], self._context)
+                sequence.append([int(rows.argmax())])
+            except ContextError:
+                self._able = False
+        return sequence.tokens[self._verified :] if self._able else []
+
+    def close(self) -> None:
+        self._sequence = None
+
+    @property
+    def _begun(self) -> TokenSequence:
+        assert self._sequence is not None, "begin comes first"
+        return self._sequence
+
+
+class TextDrafter:
+    """Drafts with a model of another tokenizer: its text after the verified part, tokenized as the target would.
+
+    The last token of such a text is left out while the text may go on: what follows often changes it.
+    """
+
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, translation: Translation) -> None:
+        self.device: torch.device | None = model.device
+        self._model, self._settings, self._translation = model, settings, translation
+        self._text: TranslatedReply | None = None
+        self._tokens: list[int] = []  # the verified ones
+        self._draft: list[int] = []
+        self._able = True
+        self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
+
+    def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
+        sequence = self._model.prefill(request.image, request.instruction, request.history)
+        if request.constrain is not None:
+            sequence.constraint = request.constrain(ends)
+        self._text, self._tokens, self._draft, self._able = self._translation.begin(sequence, ends), [], [], True
+        self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        if len(tokens) > len(self._tokens):
+            self._begun.verified(tokens[len(self._tokens) :])
+            self._tokens = list(tokens)
+            self._draft = self._begun.draft()
+
+    @property
+    def far_enough(self) -> bool:
+        most = min(LEAD, self._settings.max_tokens - 1 - len(self._tokens))
+        return not self._able or self._begun.ended or len(self._draft) >= most
+
+    def next(self) -> list[int]:
+        if not self.far_enough:
+            sequence = self._begun.sequence
+            try:
+                self._begun.take(self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0]))
+                self._draft = self._begun.draft()
+            except ContextError:
+                self._able = False
+        return self._draft
+
+    def close(self) -> None:
+        self._text = None
+
+    def _chosen(self, logits: torch.Tensor) -> int:
+        """The likeliest token, or what the shared noise of the target's next token selects."""
+        if self._settings.sampling.greedy:
+            return int(logits.argmax())
+        q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft)
+        return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
+
+    @property
+    def _begun(self) -> TranslatedReply:
+        assert self._text is not None, "begin comes first"
+        return self._text
+
+
+class Worth:
+    """Whether drafting is worth the robot's energy.
+
+    Not if fewer than 16 of the last 256 tokens came from drafts. Every 16th reply is drafted all the same, to see
+    whether that has changed.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self._rested = 0
+
+    def begin(self) -> bool:
+        """Whether to draft the reply that begins."""
+        if not self._rests:
+            return True
+        self._rested += 1
+        return self._rested % _TRY_AGAIN == 0
+
+    def learn(self, accepted: int, gained: int) -> None:
+        """Of ``gained`` tokens, ``accepted`` came from drafts."""
+        self._recent.extend([True] * accepted + [False] * (gained - accepted))
+
+    def explain(self) -> str:
+        """What was found, for a log; "" while drafting goes on."""
+        if not self._rests:
+            return ""
+        return (
+            f"drafting rests: {sum(self._recent)} of the last {_RECENT} tokens came from drafts; it is tried again in "
+            f"every {_TRY_AGAIN}th reply"
+        )
+
+    @property
+    def _rests(self) -> bool:
+        return len(self._recent) == _RECENT and sum(self._recent) < _FEW
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    most = min(len(first), len(second))
+    return next((place for place in range(most) if first[place] != second[place]), most)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier's engine: robots' messages in, the target's outcomes out, over any link.
+"""The verifier's engine: robots' messages in, the target's tokens out, over any link.
 
 A worker thread steps: it schedules, runs the target, sends. A reply of mode stream takes part in each step until it
-ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step after
-it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens. Nothing
-waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one of a robot at a
-time, so that only their robot waits for them. A target that batches itself gets each turn as it comes, from as many
-threads as there may be rounds at once; a session's turns stay in order.
+ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step
+after it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens.
+Nothing waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one
+of a robot at a time, so that only their robot waits for them. A target that batches itself gets each turn as it comes,
+from as many threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class VerifierEngine:
     """Serves the sessions of many peers with one target.
 
     ``submit`` and ``disconnect`` may be called from any thread and do not wait for the target. In mode stream tokens go
-    by their position in the reply, so whatever is sent again changes nothing. A round is named by (session, reply,
-    round) and is idempotent: its outcome is kept and sent again for a duplicate; a duplicate of what the robot must have
+    by their position in the reply, so what is sent again changes nothing. A round is named by (session, reply, round)
+    and is idempotent: its outcome is kept and sent again for a duplicate; a duplicate of what the robot must have
     received is ignored. Early outcomes leave during a round's pass.
     """
 

@@ -48,8 +48,8 @@ class Mode:
 PRESETS: dict[str, Mode] = {
     preset.name: preset
     for preset in (
-        Mode("stream", Proof.COUPLED, "the cloud decodes by itself, and drafts from the robot make it faster", streams=True),
-        Mode("ar", Proof.COUPLED, "the cloud decodes by itself: stream without a draft model", drafts=False, streams=True),
+        Mode("stream", Proof.COUPLED, "the cloud decodes by itself, sooner by what the robot drafts", streams=True),
+        Mode("ar", Proof.COUPLED, "stream without a draft model: the target alone", drafts=False, streams=True),
         Mode("dsd", Proof.FULL, "in rounds: drafted on the robot, verified in the cloud by full distributions"),
         Mode("fsd", Proof.FULL, "as dsd, drafting the next round while the cloud verifies this one", predrafts=True),
         Mode(

@@ -7,6 +7,7 @@ or a silence the robot says how many tokens it has, and the same verifier, or an
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -41,6 +42,7 @@ class ReplyStream:
         self._observed = 0  # the stream at which the observation was sent last
         self._asked = -1  # how many tokens there were when the robot last asked for those after them
         self._failures = 0
+        self._cause: LinkError = LinkClosed("the link is down")  # why it was not up again
         self._heard = time.monotonic()
 
     def begin(self) -> None:
@@ -60,7 +62,7 @@ class ReplyStream:
         while not self.ended:
             try:
                 message = self._next(wait and not news)
-            except LinkError as error:
+            except (LinkClosed, LinkTimeout) as error:
                 self._recover(error)
                 continue
             if message is None:
@@ -94,7 +96,7 @@ class ReplyStream:
         """The next message; None if none has come. LinkTimeout after a silence, LinkClosed if the link is down."""
         link = self._link
         if not (link.up and link.session):
-            raise LinkClosed("the link is down")
+            raise self._cause
         if not wait:
             return link.poll()
         until = self._heard + link.settings.response_timeout_s
@@ -121,7 +123,7 @@ class ReplyStream:
         sound = held == self.tokens[message.at : message.at + len(held)] and known + len(new) <= self._longest
         if not sound or max(new, default=0) >= verifier.vocab_size or (ends and ends[0] < len(new)):
             raise VerifierRefused(
-                f"the verifier sent tokens that cannot follow the {known} of the reply; it does not follow the protocol",
+                f"the verifier sent tokens that cannot follow the reply's {known}; it does not follow the protocol",
                 RefusalCode.OUT_OF_STEP,
             )
         self._heard, self._failures = time.monotonic(), 0
@@ -163,12 +165,10 @@ class ReplyStream:
             case _:
                 raise VerifierRefused(refusal.sentence, refusal.code)
 
-    def _recover(self, error: LinkError) -> None:
+    def _recover(self, why: LinkClosed | LinkTimeout) -> None:
         """After a silence or a lost link: ask again, over a new link or in a new session if need be."""
-        if not isinstance(error, LinkClosed | LinkTimeout):
-            raise error
-        self._link.failed(error, self._failures)
-        self._failed(error)
+        self._link.failed(why, self._failures)
+        self._failed(why)
         where = {"session": self._link.session, "reply": self._request.number, "attempt": self._failures}
         _log.info("the reply goes on after a silence or a lost link", extra=where)
         self._heard = time.monotonic()
@@ -177,9 +177,11 @@ class ReplyStream:
             return
         session = self._link.session
         try:
-            self._link.open(self._request.limits)
-        except SessionLost:
-            pass
+            with contextlib.suppress(SessionLost):
+                self._link.open(self._request.limits)
+        except (LinkClosed, LinkTimeout) as error:
+            self._cause = error
+            return
         self._link.check_same(self._target, begun=bool(self.tokens))
         self._heard = time.monotonic()
         if self._link.session == session:

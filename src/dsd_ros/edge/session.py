@@ -16,9 +16,8 @@ from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead, Rest
 from dsd_ros.edge.client import TargetChanged, VerifierClient
-from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
-from dsd_ros.edge.stream import StreamDecoder
 from dsd_ros.edge.draft_model import Drafting, DraftModel
+from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
 from dsd_ros.edge.lookup import LookUp
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
@@ -27,6 +26,7 @@ from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.edge.strategies import strategies_of
+from dsd_ros.edge.stream import StreamDecoder
 from dsd_ros.edge.translation import Translating, TranslatingAhead, Translation, check_translatable
 from dsd_ros.edge.tuner import Tuner
 from dsd_ros.edge.tuning_file import TuningFile

@@ -21,10 +21,8 @@ from dsd_ros.cli.arguments import (
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.cli.terminal import colours, console, counted, token_legend, token_text, working
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.settings import TUNING_FILE
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.navigation.actions import action_in, read_grammar
-from dsd_ros.paths import OWN
 from dsd_ros.ros.settings import ReplyGrammar
 from dsd_ros.shown import LINES, shown
 from dsd_ros.startup import quick_import
@@ -49,7 +47,6 @@ class DecodeArguments:
     target_tokenizer: str = tokenizer_option()
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags)
-    tuning_file: str = flag(OWN, TUNING_FILE, metavar="FILE")
     log: LogSettings = part(LogSettings)
     stats: bool = flag(False, "also the figures in the papers' symbols: tau, T_q, T_c, gamma T_p, c, ...")
     json: Path | None = json_option("the reply")
@@ -94,7 +91,6 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
-    from dsd_ros.edge.tuning_file import TuningFile
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model
@@ -117,12 +113,11 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
         _check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     target = ModelSettings(model_path(args.target, "target"), prompt=args.prompt)
-    kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
     say("dialling the verifier" if args.link.verifier else "loading the target model")
     with (
         logging_to_stderr(args.log),
         args.link.channel() if args.link.verifier else in_process_channel(target) as channel,
-        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept, form=form) as session,
+        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, form) as session,
     ):
         say("decoding")
         return session.decode(image, instruction, history=history), session.text

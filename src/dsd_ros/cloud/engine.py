@@ -479,7 +479,7 @@ class VerifierEngine:
             session.last_used = self._clock()
         return session
 
-    def _observe(self, arrival: _Arrival) -> PendingPrompt | None:
+    def _observe(self, arrival: _Arrival) -> Work | None:
         message = arrival.observation
         session = self._using(message.session, arrival.peer)
         if session is None or session.has_had(message):

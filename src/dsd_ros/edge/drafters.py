@@ -17,7 +17,7 @@ from dsd_ros.decoding.methods import RoundContext, method_of
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.proposer import ReplyRequest
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.translation import TranslatedReply, Translation
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -130,7 +130,7 @@ class TextDrafter:
         if len(tokens) > len(self._tokens):
             self._begun.verified(tokens[len(self._tokens) :])
             self._tokens = list(tokens)
-            self._draft = self._begun.draft()
+            self._draft = self._begun.drafted
 
     @property
     def far_enough(self) -> bool:
@@ -142,7 +142,7 @@ class TextDrafter:
             sequence = self._begun.sequence
             try:
                 self._begun.take(self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0]))
-                self._draft = self._begun.draft()
+                self._draft = self._begun.drafted
             except ContextError:
                 self._able = False
         return self._draft

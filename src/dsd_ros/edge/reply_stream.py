@@ -16,7 +16,7 @@ import msgspec
 from dsd_ros.edge.client import SessionLost, VerifierClient, VerifierRefused
 from dsd_ros.edge.drafters import common_length
 from dsd_ros.edge.observation import SessionPictures
-from dsd_ros.edge.proposer import ReplyRequest
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import MAX_DRAFT, DraftTokens, Message, Observation, Refusal, RefusalCode, VerifiedTokens
 

@@ -33,14 +33,12 @@ class RoundRecord:
     predrafts: int = 0  # begun while this round was being verified
     sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was ready
     depth: int = 0  # passes of the draft model that the draft took: its tokens, or a tree's levels
-    length: int = 0  # gamma: the depth that was asked for, had the reply not ended
-    budget: int = 0  # nodes that a tree by budget was asked to have
+    length: int = 0  # gamma: the depth that was asked for, had the reply not ended; 0 in mode stream
     began_seconds: float = 0.0  # from the start of the reply to the start of this round
     gained: tuple[int, ...] = ()  # this round's tokens of the reply: the accepted ones, then the target's
     rejected: tuple[int, ...] = ()  # rejected tokens
     exit_layers: tuple[int, ...] = ()  # layers that early outcomes came from, in order of arrival
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
-    strategy: str = ""  # its name (edge.strategies)
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,12 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
-    draft_length: float = 0  # gamma, or a tree's depth; the rounds' mean if it is chosen; 0: no drafting
+    draft_length: int = 0  # gamma, or a tree's depth; 1 in mode stream; 0: no drafting
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
     speculative_decoding: SpeculativeDecoding | None = None  # None: nothing was to be drafted
-    choice: str = ""  # what was chosen by the end of the reply, and why: by mode auto, or that drafting ahead rests
+    choice: str = ""  # mode stream: why drafting rests, if it does
     verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property

@@ -13,9 +13,9 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierClient
 from dsd_ros.edge.drafters import Drafter, Worth
 from dsd_ros.edge.observation import SessionPictures
-from dsd_ros.edge.proposer import ReplyRequest
 from dsd_ros.edge.recorder import StreamRecorder
 from dsd_ros.edge.reply_stream import ReplyStream
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply
 
 
@@ -49,7 +49,9 @@ class StreamDecoder:
                 reply.draft(recorder.timed(drafter.next))  # 3. one token more, sent as it comes
         return recorder.reply(reply.tokens, self.worth.explain())
 
-    def close(self) -> None:
+    def reset(self) -> None:
         """Give back the memory of the reply."""
         if self.drafter is not None:
             self.drafter.close()
+
+    close = reset  # there are no threads

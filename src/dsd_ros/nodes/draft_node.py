@@ -23,10 +23,10 @@ from rclpy.publisher import Publisher
 from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
 from dsd_msgs.srv import Decode
 from dsd_ros.edge.client import VerifierRefused
+from dsd_ros.edge.drafters import Worth
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession, check_settings
-from dsd_ros.edge.tuning_file import TuningFile
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.actions import action_in, read_grammar
@@ -72,6 +72,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._channel = DdsChannel(self)
         self._proven: AuthenticatedChannel | None = None  # the same with a token
         self._session: EdgeSession | None = None
+        self._worth = Worth()
         self._loaded: tuple[VisionLanguageModel, Vocabulary | None] | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
@@ -144,8 +145,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._made_with = *made_with, settings.constrain
         model, vocabulary = self._loaded
         form = settings.form(settings.decode.max_tokens)
-        kept = TuningFile(settings.tuning_file, f"{settings.transport} {self.get_namespace()}")
-        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, tuning_file=kept, form=form)
+        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, form, self._worth)
 
     # -- the session ---------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class CloudDraftTarget(BilledTarget):
                 yield item, self._next(item, reply, None)
             else:
                 assert isinstance(item, PendingRound)
-                drafted = PendingRound(item.session, item.reply, self._proposed(item, reply), alone=True)
+                drafted = PendingRound(item.session, item.reply, self._proposed(item, reply))
                 given[id(drafted)] = item
                 asked.append(drafted)
         for item, result in super().verify(asked, on_early):
@@ -103,10 +103,7 @@ class CloudDraftTarget(BilledTarget):
         """The reply of a round that the target decodes alone; None for any other work."""
         if not isinstance(item, PendingRound) or item.draft.tokens:
             return None
-        if not (item.alone or item.draft.autonomous_rounds):
-            return None
-        session = item.session
-        return self._replies.get(_sequence(item)) if session.sampling.greedy or session.proof == "coupled" else None
+        return self._replies.get(_sequence(item)) if item.session.streams else None
 
     def _proposed(self, item: PendingRound, reply: _Reply) -> object:
         """The round's draft with gamma tokens of the draft model."""

@@ -272,9 +272,9 @@ def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
 @arguments
 class BenchFleetArguments:
     profile: str = flag("go2-a100", PROFILE)
-    mode: str = flag("dsd", "decoding mode, with settings if need be, as in bench modes")
+    mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
-    batches: str = flag("1,32", "rounds in a pass at most; 1: the target takes turns", metavar="N,...")
+    batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
     replies: int = flag(3, "pictures that each robot decodes")
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
@@ -285,7 +285,7 @@ class BenchFleetArguments:
     link: VerifierFlags = part(VerifierFlags)
     metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
     greedy_robot: str = flag(
-        "", "measure again beside one more robot that takes all it can get: pictures, rounds", metavar="KIND,..."
+        "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
     )
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
     json: Path | None = json_option()
@@ -296,8 +296,8 @@ def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
     """Several robots on one verifier.
 
     Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
-    size of batches, for each number of robots and each limit of a pass, beside what a simulation says. `dsd-lab plan`
-    reads the JSON. Exits with 1 if a reply is not the one that the robot gets alone.
+    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that the
+    robot gets alone.
     """
     from dsd_lab.bench.fleet import draw, measure_fleet, render
     from dsd_lab.bench.profiles import load_profile

@@ -60,7 +60,6 @@ class VisionLanguageModel:
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.exits: ExitAdapters | None = None
-        self.processors: int | None = None  # that its passes can run on side by side; None: those of this process
         text = backbone.config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
@@ -74,6 +73,8 @@ class VisionLanguageModel:
         self._backbone = backbone
         self._language = backbone.language
         self._device: torch.device = self._language.embed_tokens.weight.device
+        # That its passes can run on side by side: a GPU runs them in turn. None: the processors of this process.
+        self.processors: int | None = None if self._device.type == "cpu" else 1
         self._dtype = self._language.embed_tokens.weight.dtype
         self._table = self._rotations(min(self.max_length, 1024))
 

@@ -41,7 +41,7 @@ TRIES = 4
 RUNS = {
     "straight": {"mode": "dsd", "transport": "dds", "seed": 24, "instruction": "find the silver bottle"},
     "faults": {"mode": "fsd", "transport": "websocket", "seed": 24, "instruction": "find the silver bottle"},
-    "ball": {"mode": "auto", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
+    "ball": {"mode": "stream", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
 }  # fmt: skip
 # For `faults`: a picture outlives the cut of its reply. (file, old line, new line)
 PATIENT = (

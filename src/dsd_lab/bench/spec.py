@@ -35,9 +35,9 @@ from dsd_ros.wire.channel import Channel
 SOURCE = "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench (Apache-2.0)"
 SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 COUNT = 480
-MODES_GREEDY = "ar dsd fsd dsd:shape=budget auto"
+MODES_GREEDY = "ar stream dsd fsd dsd:shape=budget"
 # With shared noise all of these draw the same tokens; dsd draws its own.
-MODES_SAMPLED = "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget auto dsd"
+MODES_SAMPLED = "ar stream coupled fsd:proof=coupled coupled:shape=budget dsd"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = {  # Spec-Bench's columns, and the categories of each
     "MT-bench": _MT_BENCH,

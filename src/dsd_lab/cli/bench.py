@@ -38,8 +38,7 @@ def decode_flags(*names: str, **defaults: Any) -> type:
     for item in dataclasses.fields(DecodeSettings):
         if item.name == "mode" or (names and item.name not in names):
             continue
-        said = {value: text for text, value in item.metadata.get("words", {}).items()}
-        usual = defaults.get(item.name, said.get(item.default, item.default))
+        usual = defaults.get(item.name, item.default)
         text = item.metadata["help"] + (f" (default: {usual})" if usual != "" else "")
         setting = dataclasses.field(default=None, metadata={**item.metadata, "help": text})
         made.append((item.name, hints[item.name] | None, setting))
@@ -191,7 +190,7 @@ def _text_models(args: Any) -> dict[str, Any]:
 @arguments
 class BenchAssumptionsArguments:
     profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
-    modes: str = flag("ar,dsd,fsd,auto", "as in bench modes")
+    modes: str = flag("ar,stream,dsd,fsd", "as in bench modes")
     images: int = flag(4, "pictures")
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
@@ -230,7 +229,7 @@ def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -
 class BenchSpecArguments:
     questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
     per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
-    modes: str = flag("", "as in bench modes (default: dsd, fsd, a tree and auto; sampled: with proof coupled)")
+    modes: str = flag("", "as in bench modes (default: dsd, fsd and a tree; sampled: with proof coupled)")
     model: str = flag("text", TEXT_MODEL, metavar="DIR")
     draft: str = model_option("draft")
     profile: str = flag("loopback", PROFILE)

@@ -56,6 +56,7 @@ class _Reply:
 
     sequence: TokenSequence
     ready: list[int] = field(default_factory=list)
+    last: Outcome | None = None
 
 
 class CloudDraftTarget(BilledTarget):
@@ -131,7 +132,8 @@ class CloudDraftTarget(BilledTarget):
         token, sequence, before = reply.ready.pop(0), _sequence(item), item.draft.confirmed
         sequence.rollback(before)
         sequence.append([token])
-        last = passed if passed is not None else item.reply.outcomes[-1]
+        reply.last = last = passed or reply.last
+        assert last is not None
         spent = passed.compute_us if passed is not None else 0
         return msgspec.structs.replace(last, round=item.draft.round, accepted=0, next_token=token, compute_us=spent)
 

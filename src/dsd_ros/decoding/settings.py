@@ -186,12 +186,12 @@ class DecodeSettings:
 
     @property
     def proven_by(self) -> Proof:
-        """The proof in use. COUPLED in mode ar: the target alone draws with the shared noise."""
+        """The proof in use. COUPLED in modes stream and ar: the target draws with the shared noise."""
         if self.proof == "preset":
             return self.preset.proof
-        if not self.preset.drafts and self.proof != Proof.COUPLED:
+        if self.preset.streams and self.proof != Proof.COUPLED:
             raise SettingsError(
-                f"mode {self.mode} has no drafts that proof {self.proof!r} could be about; use preset or coupled"
+                f"mode {self.mode} has no rounds that proof {self.proof!r} could be about; use preset or coupled"
             )
         return Proof(self.proof)
 
@@ -201,8 +201,8 @@ class DecodeSettings:
         shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
         if self.adapts and shape is Shape.EXPANSION:
             raise SettingsError(f"mode {self.mode} chooses trees itself; use shape budget, or mode mc-dsd")
-        if not self.preset.drafts and shape is not Shape.SEQUENCE:
-            raise SettingsError(f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset")
+        if self.preset.streams and shape is not Shape.SEQUENCE:
+            raise SettingsError(f"mode {self.mode} has no rounds that could have shape {self.shape!r}; use preset")
         sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
         if shape is Shape.BUDGET and sampled:
             raise SettingsError(

@@ -124,18 +124,19 @@ class TextDrafter:
         if request.constrain is not None:
             sequence.constraint = request.constrain(ends)
         self._text, self._tokens, self._draft, self._able = self._translation.begin(sequence, ends), [], [], True
+        self._begun.want(self._most)
         self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
 
     def follow(self, tokens: Sequence[int]) -> None:
         if len(tokens) > len(self._tokens):
             self._begun.verified(tokens[len(self._tokens) :])
             self._tokens = list(tokens)
+            self._begun.want(self._most)
             self._draft = self._begun.draft()
 
     @property
     def far_enough(self) -> bool:
-        most = min(LEAD, self._settings.max_tokens - 1 - len(self._tokens))
-        return not self._able or self._begun.ended or len(self._draft) >= most
+        return not self._able or self._begun.satisfied
 
     def next(self) -> list[int]:
         if not self.far_enough:
@@ -156,6 +157,10 @@ class TextDrafter:
             return int(logits.argmax())
         q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft)
         return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
+
+    @property
+    def _most(self) -> int:
+        return max(0, min(LEAD, self._settings.max_tokens - 1 - len(self._tokens)))
 
     @property
     def _begun(self) -> TranslatedReply:

@@ -26,12 +26,10 @@ def early(session: int, number: int, token: int, confidence: float) -> Outcome:
 class Robot:
     """A robot's process, which may be frozen: its middleware acknowledges nothing then."""
 
-    def __init__(self, policy: str, request: int) -> None:
+    def __init__(self, request: int) -> None:
         self.heard: list[tuple[int, int]] = []  # round and token of each outcome
         self.open = threading.Event()
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROBOT), policy, str(request)], stdout=subprocess.PIPE, text=True
-        )
+        self._process = subprocess.Popen([sys.executable, str(ROBOT), str(request)], stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -72,14 +70,14 @@ def verifier(rig):
 
 @pytest.fixture
 def robots(rig, without_shared_memory):
-    """Starts robots that listen, each with its policy."""
+    """Starts robots that listen."""
     started: list[Robot] = []
 
-    def start(*policies: str) -> list[Robot]:
-        started.extend(Robot(policy, number) for number, policy in enumerate(policies, 1))
+    def start(count: int) -> list[Robot]:
+        started.extend(Robot(number) for number in range(1, count + 1))
         for robot in started:
             rig.until(robot.open.is_set, what="an open session")
-        rig.until(lambda: rig.node.count_subscribers("dsd/outcome") >= len(policies), what="robots that listen")
+        rig.until(lambda: rig.node.count_subscribers("dsd/outcome") >= count, what="robots that listen")
         return started
 
     yield start
@@ -87,9 +85,8 @@ def robots(rig, without_shared_memory):
         robot.end()
 
 
-@pytest.mark.parametrize("policy", ["priority", "fifo"])
-def test_a_busy_link_carries_the_final_outcome_first_then_early_ones_by_policy(rig, robots, verifier, policy):
-    (robot,) = robots(policy)
+def test_a_busy_link_carries_the_final_outcome_first_then_early_ones_by_confidence(rig, robots, verifier):
+    (robot,) = robots(1)
     robot.freeze()
     try:
         for token in range(FIRST):
@@ -103,28 +100,11 @@ def test_a_busy_link_carries_the_final_outcome_first_then_early_ones_by_policy(r
     final = robot.heard.index((1, 99))
     before = robot.heard[:final]
     assert before == [(1, token) for token in range(len(before))] and 3 < len(before) <= FIRST / 2
-    assert robot.heard[final + 1 :] == [(2, token) for token in ([1, 2, 0] if policy == "priority" else [0, 1, 2])]
-
-
-def test_robots_on_the_same_topics_have_each_its_policy(rig, robots, verifier):
-    both = robots("priority", "fifo")
-    both[0].freeze()
-    try:
-        for token in range(FIRST):
-            verifier.publish(early(2, 1, token, 0.5))
-        verifier.publish(Outcome(2, 1, 1, 3, 0, 99, 1.0, True))
-        for token, confidence in enumerate((0.2, 0.9, 0.4)):
-            for session in (1, 2):
-                verifier.publish(early(session, 2, token, confidence))
-    finally:
-        both[0].thaw()
-    for robot, order in zip(both, ([1, 2, 0], [0, 1, 2]), strict=True):
-        rig.until(lambda robot=robot: len([1 for number, _ in robot.heard if number == 2]) == 3)
-        assert [token for number, token in robot.heard if number == 2] == order
+    assert robot.heard[final + 1 :] == [(2, 1), (2, 2), (2, 0)]
 
 
 def test_a_frozen_robot_stops_no_early_outcomes_of_another(rig, robots, verifier):
-    frozen, other = robots("priority", "priority")
+    frozen, other = robots(2)
     frozen.freeze()
     try:
         began = time.monotonic()
@@ -138,7 +118,7 @@ def test_a_frozen_robot_stops_no_early_outcomes_of_another(rig, robots, verifier
 
 
 def test_closing_ends_the_thread_while_early_outcomes_wait(rig, robots, verifier):
-    (robot,) = robots("priority")
+    (robot,) = robots(1)
     robot.freeze()
     try:
         threads = threading.active_count()

@@ -11,11 +11,13 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     Draft,
+    DraftTokens,
     Observation,
     Outcome,
     RefusalCode,
     SessionReply,
     SessionRequest,
+    VerifiedTokens,
 )
 from dsd_ros.wire.pictures import encode_picture
 
@@ -63,7 +65,7 @@ class Robot:
         values = dict(
             request=next(self.numbers), protocol_version=PROTOCOL_VERSION, mode="dsd",
             tokenizer_fingerprint=model.tokenizer_fingerprint, vocab_size=model.vocab_size,
-            temperature=0.0, top_k=0, top_p=1.0, seed=0,
+            temperature=0.0, top_k=0, top_p=1.0, seed=0, max_tokens=512,
         )  # fmt: skip
         return SessionRequest(**(values | changes))
 
@@ -76,6 +78,23 @@ class Robot:
     def observe(self, reply: int = 1, **changes) -> None:
         values = dict(session=self.session, reply=reply, instruction="go", height=2, width=2, encoding="png", image=PNG)
         self.send(Observation(**(values | changes)))
+
+    def tell(self, start: int = 0, tokens=(), stream: int = 1, reply: int = 1) -> None:
+        """Mode stream: what was drafted from position ``start`` on; without tokens, ask for those from there on."""
+        self.send(DraftTokens(self.session, reply, stream, start, list(tokens)))
+
+    def verified(self, reply: int = 1, known: list[int] | None = None) -> list[int]:
+        """Mode stream: the tokens after ``known``, to the end of the reply; each message begins where it should."""
+        tokens = list(known or ())
+        while True:
+            message = self.get()
+            assert (type(message), message.session, message.reply) == (VerifiedTokens, self.session, reply)
+            assert message.at <= len(tokens) and message.accepted <= min(message.drafted, len(message.tokens))
+            held = tokens[message.at :]
+            assert held[: len(message.tokens)] == message.tokens[: len(held)]
+            tokens += message.tokens[len(held) :]
+            if message.ended:
+                return tokens
 
     def draft(self, number: int = 1, confirmed: int = 0, tokens=(), reply: int = 1, **rest) -> None:
         self.send(Draft(self.session, reply, number, confirmed, list(tokens), **rest))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A robot's end of the DDS topics that prints what it hears: ``python hearing_robot.py POLICY REQUEST``.
+"""A robot's end of the DDS topics that prints what it hears: ``python hearing_robot.py REQUEST``.
 
-It opens a session with that exit policy, and prints a line "ROUND TOKEN" for each outcome.
+It opens a session, and prints a line "ROUND TOKEN" for each outcome.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dsd_ros.wire.channel import LinkTimeout
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, SessionReply, SessionRequest
 
 
-def main(policy: str, request: int) -> None:
+def main(request: int) -> None:
     rclpy.init()
     channel = DdsChannel(rclpy.create_node(f"robot_{request}"), match_timeout=60.0)
     session = 0
     while True:
         if not session:  # asked again, as a session does: a verifier that has not found this robot yet does not hear it
-            channel.send(SessionRequest(request, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy))
+            channel.send(SessionRequest(request, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64))
         with contextlib.suppress(LinkTimeout):
             message = channel.receive(60.0 if session else 1.0)
             if isinstance(message, SessionReply) and message.request == request:
@@ -33,4 +33,4 @@ def main(policy: str, request: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]))

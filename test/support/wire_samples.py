@@ -12,8 +12,8 @@ PAST = m.Past("forward 50 cm", "rgb8", 1, 1, b"abc", b"digestof")
 SAMPLES: dict[type, dict[str, Any]] = {
     m.SessionRequest: {
         "request": 5, "protocol_version": 7, "mode": "dsd", "tokenizer_fingerprint": "f", "vocab_size": 8,
-        "temperature": 1.0, "top_k": 3, "top_p": 0.5, "seed": 9, "resume": b"r" * 16, "exits": True,
-        "exit_layers": [1], "exit_policy": "fifo", "min_exit_confidence": 0.5, "proof": "full", "nonce": b"n" * 16,
+        "temperature": 1.0, "top_k": 3, "top_p": 0.5, "seed": 9, "max_tokens": 40, "resume": b"r" * 16, "exits": True,
+        "exit_layers": [1], "min_exit_confidence": 0.5, "proof": "full", "nonce": b"n" * 16,
         "grammar": "{}",
     },
     m.SessionReply: {
@@ -25,9 +25,14 @@ SAMPLES: dict[type, dict[str, Any]] = {
         "session": 7, "reply": 2, "instruction": "go", "height": 1, "width": 1, "encoding": "rgb8", "image": b"abc",
         "verified": [3, 300], "rounds": 1, "history": [PAST],
     },
+    m.DraftTokens: {"session": 7, "reply": 2, "stream": 3, "start": 4, "tokens": [1, 300]},
+    m.VerifiedTokens: {
+        "session": 7, "reply": 2, "at": 4, "tokens": [1, 300], "accepted": 1, "drafted": 2, "compute_us": 6,
+        "ended": True,
+    },
     m.Draft: NAME | {
         "confirmed": 4, "tokens": [1, 2], "evidence": b"e", "parents": b"\0\1", "assumed": b"assumed.",
-        "resampled": [3], "autonomous_rounds": 2, "without_exits": True,
+        "resampled": [3],
     },
     m.Outcome: NAME | {
         "layer": 4, "accepted": 1, "next_token": 5, "confidence": 0.25, "is_final": False, "compute_us": 6,

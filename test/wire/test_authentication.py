@@ -34,8 +34,9 @@ TOKEN = "a-token-that-nobody-else-has"
 TARGET, DRAFT = TableModel(1, ends=False), TableModel(1, ends=False, noise=0.5)
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 EVERYTHING = [
-    {"mode": "ar"}, {"mode": "dsd"}, {"mode": "fsd", "predraft_source": "guesses"},
-    {"mode": "dssd", "temperature": 1.0, "seed": 3}, {"mode": "tslt", "temperature": 1.0}, {"mode": "auto"},
+    {"mode": "stream", "temperature": 1.0}, {"mode": "ar"}, {"mode": "dsd"},
+    {"mode": "fsd", "predraft_source": "guesses"}, {"mode": "dssd", "temperature": 1.0, "seed": 3},
+    {"mode": "tslt", "temperature": 1.0},
 ]  # fmt: skip
 
 
@@ -151,18 +152,21 @@ def undisturbed(settings: dict[str, Any], replies: int = 2) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("settings", EVERYTHING, ids=lambda settings: settings["mode"])
-def test_a_stranger_that_answers_every_draft_first_changes_no_token(rig, settings):
+def test_a_stranger_that_answers_everything_first_changes_no_token(rig, settings):
     rig = rig()
     stranger = rig.stranger
 
-    def answer(draft: m.Message) -> None:
-        if not isinstance(draft, m.Draft):
+    def answer(message: m.Message) -> None:
+        if not isinstance(message, (m.Observation, m.DraftTokens, m.Draft)):
             return
-        name = draft.session, draft.reply, draft.round
+        number = getattr(message, "round", getattr(message, "stream", 0))
+        name = message.session, message.reply, number
         real = [heard.tag for heard in stranger.down if heard.tag]
-        for tag in (b"", bytes(20), draft.tag, real[-1], draft.tag[:4] + real[-1][4:]):
+        for tag in (b"", bytes(20), message.tag, real[-1], message.tag[:4] + real[-1][4:]):
             for final in (True, False):
                 stranger.waiting.append(m.Outcome(*name, 6, 0, 3, 0.99, final, tag=tag))
+            for at in range(3):
+                stranger.waiting.append(m.VerifiedTokens(*name[:2], at, [3] * 9, 9, 9, ended=True, tag=tag))
             for code in m.RefusalCode:
                 stranger.waiting.append(m.Refusal(*name, code, "no", tag=tag))
         stranger.waiting.append(m.Refusal(0, 0, 0, m.RefusalCode.MALFORMED, "no"))
@@ -309,7 +313,7 @@ def test_a_verifier_that_was_restarted_says_so_with_proof(rig, settings):
                 rig.stranger.on_up = lambda _: None
                 rig.local._engine = Authenticator(anew, Tokens.shared(TOKEN), 64)
 
-        if settings["mode"] == "ar":  # its target goes on alone: between two replies
+        if settings["mode"] in ("ar", "stream"):  # there are no rounds: between two replies
             replies = [session.decode(IMAGE, "go").tokens]
             rig.local._engine = Authenticator(anew, Tokens.shared(TOKEN), 64)
         else:

@@ -28,8 +28,8 @@ MESSAGES = st.one_of(
         m.SessionRequest,
         request=u32, protocol_version=u16, mode=short, tokenizer_fingerprint=short, vocab_size=u32,
         temperature=st.floats(0, 100), top_k=u32, top_p=st.floats(0, 1, exclude_min=True),
-        seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=16),
-        exits=st.booleans(), exit_layers=st.lists(u16, max_size=256), exit_policy=short,
+        seed=st.integers(0, (1 << 63) - 1), max_tokens=st.integers(1, m.MAX_REPLY), resume=st.binary(max_size=16),
+        exits=st.booleans(), exit_layers=st.lists(u16, max_size=256),
         min_exit_confidence=st.floats(0, 1), proof=short,
     ),
     st.builds(
@@ -45,11 +45,17 @@ MESSAGES = st.one_of(
         height=st.integers(0, 8192), width=st.integers(0, 8192), encoding=short, image=st.binary(max_size=300),
         verified=st.lists(ids, max_size=300), rounds=u32, history=st.lists(pasts, max_size=8),
     ),
+    st.builds(m.DraftTokens, session=session, reply=u32, stream=u32, start=u32, tokens=tokens),
+    st.builds(
+        m.VerifiedTokens,
+        session=session, reply=u32, at=u32, tokens=st.lists(ids, max_size=300), accepted=u16, drafted=u16,
+        compute_us=u32, ended=st.booleans(),
+    ),
     st.builds(
         m.Draft,
         session=session, reply=u32, round=u32, confirmed=u32, tokens=tokens,
         evidence=st.binary(max_size=300), parents=st.binary(max_size=64),
-        assumed=st.binary(max_size=8), resampled=tokens, autonomous_rounds=u16, without_exits=st.booleans(),
+        assumed=st.binary(max_size=8), resampled=tokens,
     ),
     st.builds(
         m.Outcome,
@@ -184,7 +190,15 @@ def outcome(**changes):
         outcome(confidence=float("nan")),
         m.Draft(1, 1, 1, 0, [0] * 65),
         m.Draft(1, 1, 1, 0, [m.MAX_VOCABULARY]),
-        m.Draft(1, 1, 1, 0, [], autonomous_rounds=1 << 16),
+        m.DraftTokens(0, 1, 1, 0, [1]),
+        m.DraftTokens(1, 1, 1 << 32, 0, [1]),
+        m.DraftTokens(1, 1, 1, -1, [1]),
+        m.DraftTokens(1, 1, 1, 0, [0] * 65),
+        m.DraftTokens(1, 1, 1, 0, [m.MAX_VOCABULARY]),
+        m.VerifiedTokens(1, 1, -1, [1]),
+        m.VerifiedTokens(1, 1, 0, [m.MAX_VOCABULARY]),
+        m.VerifiedTokens(1, 1, 0, [0] * (m.MAX_REPLY + 1)),
+        m.VerifiedTokens(1, 1, 0, [1], 1 << 16),
         m.Observation(1, 1, "", 1, 1, "png", b""),
         m.Observation(1, 1, "x" * 2001, 1, 1, "png", b""),
         m.Observation(1, 1, "x", -1, 1, "png", b""),
@@ -196,13 +210,15 @@ def outcome(**changes):
         m.Observation(1, 1, "x", 1, 1, "png", b"", history=[PAST] * 9),
         m.Observation(1, 1, "x", 1, 1, "png", b"", history=[replace(PAST, digest=b"")]),
         m.Observation(1, 1, "x", 1, 1, "png", b"", history=[replace(PAST, digest=bytes(9))]),
-        m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0),
-        m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0),
-        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0),
-        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, exit_layers=[1] * 257),
-        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, exit_layers=[1 << 16]),
-        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=1.5),
-        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=float("nan")),
+        m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0, 9),
+        m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0, 9),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0, 9),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, 0),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, m.MAX_REPLY + 1),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, 9, exit_layers=[1] * 257),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, 9, exit_layers=[1 << 16]),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, 9, min_exit_confidence=1.5),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, 9, min_exit_confidence=float("nan")),
         m.Draft(1, 1, 1, 0, [], assumed=bytes(9)),
         replace(QUESTION, ask=0),
         replace(QUESTION, text=""),
@@ -268,3 +284,8 @@ def test_a_question_within_its_bounds_is_read():
 def test_a_greedy_round_takes_few_bytes():
     assert len(encode(m.Draft((1 << 32) - 1, 3, 9, 40, [1, 2, 3, 4]))) == 16
     assert len(encode(outcome(session=(1 << 32) - 1))) == 16
+
+
+def test_a_step_of_a_stream_takes_few_bytes():
+    assert len(encode(m.DraftTokens((1 << 32) - 1, 3, 9, 40, [1]))) == 13
+    assert len(encode(m.VerifiedTokens((1 << 32) - 1, 3, 40, [1, 2, 3], 2, 4, 5000))) == 19

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox: answers first and in order, early outcomes by policy, none after their round's final outcome."""
+"""The outbox: answers first and in order, early outcomes by confidence, none after their round's final outcome."""
 
 from __future__ import annotations
 
 import threading
 
-import pytest
 from hypothesis import given, settings as profile, strategies as st
 
-from dsd_ros.wire.messages import Outcome, Refusal, SessionReply, SessionRequest
+from dsd_ros.wire.messages import Outcome, Refusal
 from dsd_ros.wire.outbox import Outbox
 
 SESSIONS = [1, 2]
@@ -26,17 +25,11 @@ def drain(box: Outbox) -> list:
     return list(iter(box.get_nowait, None))
 
 
-def test_early_outcomes_leave_by_confidence_or_as_they_came():
-    confidences = [0.2, 0.9, 0.5, 0.9]
-    for policy, expected in (("priority", [0.9, 0.9, 0.5, 0.2]), ("fifo", confidences)):
-        box = Outbox(policy)
-        for token, confidence in enumerate(confidences):
-            box.put(outcome(confidence, token=token))
-        popped = drain(box)
-        assert [early.confidence for early in popped] == expected
-        assert [early.next_token for early in popped if early.confidence == 0.9] == [1, 3]
-    with pytest.raises(ValueError, match="priority, fifo"):
-        Outbox("random")
+def test_early_outcomes_leave_by_confidence_then_by_depth():
+    box = Outbox()
+    for token, (confidence, layer) in enumerate([(0.2, 9), (0.9, 1), (0.5, 1), (0.9, 2), (0.9, 2)]):
+        box.put(outcome(confidence, token=token, layer=layer))
+    assert [early.next_token for early in drain(box)] == [3, 4, 1, 2, 0]
 
 
 def test_a_final_outcome_overtakes_and_ends_its_round():
@@ -75,10 +68,6 @@ def test_it_is_bounded():
     for number in range(20):
         assert box.put(outcome(number / 20))
     assert [early.confidence for early in drain(box)] == [0.95, 0.9, 0.85, 0.8]
-    fifo = Outbox("fifo", early_limit=4)
-    for number in range(20):
-        fifo.put(outcome(number / 20))
-    assert [early.confidence for early in drain(fifo)] == [0.0, 0.05, 0.1, 0.15]
     assert [box.put(refusal()) for _ in range(5)] == [True] * 3 + [False] * 2
     assert not box.put(outcome(final=True))
     assert box.put(outcome(0.5))
@@ -109,45 +98,6 @@ def test_it_wakes_who_waits():
     assert Outbox().get(0.01) is None
 
 
-def test_the_policy_is_the_sessions():
-    box = Outbox()
-    request = SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="fifo")
-    box.adopt_policy(refusal())
-    assert box.policy == "priority"
-    box.adopt_policy(request)
-    assert box.policy == "fifo"
-    box.adopt_policy(SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="odd"))
-    assert box.policy == "fifo"
-
-
-def test_each_session_on_a_link_has_its_policy():
-    box = Outbox()
-    for session, policy in zip(SESSIONS, ("priority", "fifo"), strict=True):
-        box.adopt_policy(SessionRequest(10 + session, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy))
-    for session in SESSIONS:
-        box.put(SessionReply(10 + session, session, "", "", "", 8))
-    for token, confidence in enumerate((0.2, 0.9, 0.4)):
-        for session in SESSIONS:
-            box.put(outcome(confidence, session=session, token=token))
-    popped = drain(box)[2:]
-    by_session = {session: [early.next_token for early in popped if early.session == session] for session in SESSIONS}
-    assert by_session == {1: [1, 2, 0], 2: [0, 1, 2]}
-    full = Outbox(early_limit=4)
-    full.adopt_policy(SessionRequest(12, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="fifo"))
-    full.put(SessionReply(12, 2, "", "", "", 8))
-    for token in range(20):
-        full.put(outcome(token / 20, session=2, token=token))
-    assert [early.next_token for early in drain(full)[1:]] == [0, 1, 2, 3]
-
-
-def test_policies_of_many_sessions_are_bounded():
-    box = Outbox()
-    for number in range(3000):
-        box.adopt_policy(SessionRequest(number, 2, "fsd", "", 8, 0.0, 0, 1.0, 0))
-        box.put(SessionReply(number, number, "", "", "", 8))
-    assert len(box._asked) < 300 and len(box._policies) < 300
-
-
 OUTCOMES = st.builds(
     outcome,
     st.floats(0, 1),
@@ -160,11 +110,11 @@ OUTCOMES = st.builds(
 ACTIONS = st.lists(st.one_of(OUTCOMES, st.builds(refusal, st.text(max_size=3)), st.none()))
 
 
-@given(ACTIONS, st.sampled_from(["priority", "fifo"]))
+@given(ACTIONS)
 @profile(max_examples=200)
-def test_whatever_comes_it_keeps_its_promises(actions, policy):
+def test_whatever_comes_it_keeps_its_promises(actions):
     """None stands for a fetch."""
-    box = Outbox(policy)
+    box = Outbox()
     answers, fetched = [], []
     finished: dict[bytes, tuple[int, int]] = {}
     for action in [*actions, *[None] * len(actions)]:
@@ -176,8 +126,7 @@ def test_whatever_comes_it_keeps_its_promises(actions, policy):
             elif isinstance(message, Outcome) and not message.is_final:
                 assert (message.reply, message.round) > finished.get(message.session, (0, 0))
                 assert fetched == answers, "an early outcome overtook an answer"
-                best = max(early.confidence for early in waiting)
-                assert message.confidence == best if policy == "priority" else message is waiting[0]
+                assert message.confidence == max(early.confidence for early in waiting)
             else:
                 fetched.append(message)
             continue

@@ -6,9 +6,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 
-from dsd_ros.wire.messages import MAX_DRAFT, DraftTokens
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.wire.messages import DraftTokens
 
-MOST_AHEAD = 4 * MAX_DRAFT  # tokens kept beyond the verified ones
+MOST_AHEAD = 4 * MAX_DRAFT_LENGTH  # tokens kept beyond the verified ones
 
 
 class StreamedDraft:
@@ -47,6 +48,8 @@ class StreamedDraft:
         """
         with self._lock:
             if reply != self._reply:
+                if reply > self._reply:
+                    self._tokens.clear()
                 return []
             self._verified = len(verified)
             for place in [place for place in self._tokens if place < len(verified)]:

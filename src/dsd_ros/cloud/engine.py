@@ -535,17 +535,16 @@ class VerifierEngine:
 
     def _queue_step(self, session: Session, reply: ReplyState | None) -> None:
         """Let a reply take part in the next step. There is one such turn of a reply at most."""
-        if reply is None or reply.queued or reply.ended or reply.sequence is None:
+        if reply is None or reply.ended or reply.sequence is None:
             return
-        reply.queued = True
         step = partial(self._next_step, session, reply)
         turn = _Turn(session.id, step, time.perf_counter(), drafted=session.draft.waits)
         weight = 1 + (MOST_DRAFTED if session.draft.waits() else 0)
-        self._queue.put(session.id, turn, of=accounts_of(session.peer), weight=weight, bounded=False)
+        key = id(reply), "step"  # any thread may queue it, and the turn keeps the reply
+        self._queue.put(session.id, turn, of=accounts_of(session.peer), key=key, weight=weight, bounded=False)
 
     def _next_step(self, session: Session, reply: ReplyState) -> PendingRound | None:
         """A reply's part of this step; None for one that is over, or whose robot is gone: that one pauses."""
-        reply.queued = False
         if session.reply is not reply or session.peer is None or reply.sequence is None or reply.ended:
             return None
         session.last_used = self._clock()

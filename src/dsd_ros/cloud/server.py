@@ -295,6 +295,7 @@ class VerifierServer(ServerThread):
                 loop.call_soon_threadsafe(action)
 
         outbox = Outbox(limit=MAX_UNSENT_FRAMES, on_ready=lambda: in_loop(ready.set))
+        paused = threading.Event()  # a reply pauses until the outbox is empty
 
         def answer(message: Message) -> bool:
             if isinstance(message, (SessionReply, QuestionReply)) and not message.error:
@@ -306,9 +307,13 @@ class VerifierServer(ServerThread):
                 return True
             if not outbox.put(message):
                 in_loop(connection.transport.abort)
-            return len(outbox) < PAUSE_FRAMES
+            if len(outbox) < PAUSE_FRAMES:
+                return True
+            paused.set()
+            in_loop(ready.set)  # the outbox may be empty by now
+            return False
 
-        sender = asyncio.create_task(self._send(connection, peer, outbox, ready))
+        sender = asyncio.create_task(self._send(connection, peer, outbox, ready, paused))
         try:
             await self._receive(connection, peer, answer)
         except ConnectionClosed:
@@ -355,7 +360,14 @@ class VerifierServer(ServerThread):
         evidence = 4 * MAX_DRAFT_LENGTH * largest_vocabulary(self._engine.model.vocab_size)
         return min(MAX_FRAME_BYTES, max(evidence, self._settings.message_mb << 20) + 4096)
 
-    async def _send(self, connection: RobotConnection, peer: RobotLink, outbox: Outbox, ready: asyncio.Event) -> None:
+    async def _send(
+        self,
+        connection: RobotConnection,
+        peer: RobotLink,
+        outbox: Outbox,
+        ready: asyncio.Event,
+        paused: threading.Event,
+    ) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
 
         The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
@@ -366,11 +378,9 @@ class VerifierServer(ServerThread):
                 link.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
         free = select.poll()
         free.register(link.fileno(), select.POLLOUT)
-        behind = False
         try:
             while True:
                 ready.clear()
-                behind |= len(outbox) >= PAUSE_FRAMES
                 message = outbox.get_nowait(early=bool(free.poll(0)))
                 if message is not None:
                     frame = encode(message)
@@ -378,8 +388,8 @@ class VerifierServer(ServerThread):
                     connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
-                if behind and not outbox:
-                    behind = False
+                if paused.is_set() and not outbox:
+                    paused.clear()
                     self._engine.resume(peer)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)

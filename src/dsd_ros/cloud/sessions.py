@@ -64,7 +64,6 @@ class ReplyState:
     outcomes: list[Outcome] = field(default_factory=list)
     begun_at: int = 0
     received: int = 0  # the robot has the outcomes of this many rounds for certain
-    queued: bool = False  # mode stream: its next step waits for its turn
     ended: bool = False  # mode stream: by an end token, or at its longest length
     owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
     reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
@@ -363,6 +362,7 @@ class SessionTable:
         ended = self._sessions.pop(session, None)
         if ended is not None:
             self._on_end(ended, reason)
+            ended.peer, ended.answer = None, None  # its reply in progress, too
 
 
 def full(settings: EngineSettings) -> str:
@@ -403,6 +403,10 @@ def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettin
         raise ValueError(f"the verifier cannot serve this: {error}") from error
     if request.proof not in ("", *Proof):
         raise ValueError(f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}")
+    if preset.streams and request.proof not in ("", preset.proof):
+        raise ValueError(
+            f"mode {request.mode} proves nothing by {request.proof!r}; leave proof empty, or {preset.proof}"
+        )
     ours, theirs = model.tokenizer_fingerprint, request.tokenizer_fingerprint
     # Without drafts a robot may do without a tokenizer: only the target's token ids travel.
     if theirs != ours and (theirs or preset.drafts):

@@ -115,7 +115,7 @@ class TextDrafter:
         self._model, self._settings, self._translation = model, settings, translation
         self._text: TranslatedReply | None = None
         self._tokens: list[int] = []  # the verified ones
-        self._draft: list[int] = []
+        self._draft: list[int] | None = []  # None: its text cannot be what the target says
         self._able = True
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
 
@@ -135,7 +135,7 @@ class TextDrafter:
     @property
     def far_enough(self) -> bool:
         most = min(LEAD, self._settings.max_tokens - 1 - len(self._tokens))
-        return not self._able or self._begun.ended or len(self._draft) >= most
+        return not self._able or self._draft is None or self._begun.ended or len(self._draft) >= most
 
     def next(self) -> list[int]:
         if not self.far_enough:
@@ -145,7 +145,7 @@ class TextDrafter:
                 self._draft = self._begun.drafted
             except ContextError:
                 self._able = False
-        return self._draft
+        return self._draft or []
 
     def close(self) -> None:
         self._text = None
@@ -154,7 +154,7 @@ class TextDrafter:
         """The likeliest token, or what the shared noise of the target's next token selects."""
         if self._settings.sampling.greedy:
             return int(logits.argmax())
-        q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft)
+        q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft or ())
         return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
 
     @property

@@ -13,12 +13,13 @@ import time
 
 import msgspec
 
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.client import SessionLost, VerifierClient, VerifierRefused
 from dsd_ros.edge.drafters import common_length
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
-from dsd_ros.wire.messages import MAX_DRAFT, DraftTokens, Message, Observation, Refusal, RefusalCode, VerifiedTokens
+from dsd_ros.wire.messages import DraftTokens, Message, Observation, Refusal, RefusalCode, VerifiedTokens
 
 _log = logging.getLogger(__name__)
 _BUSY_POLL_S = 0.002  # how soon tokens that wait for a busy link are sent after it is free
@@ -58,7 +59,6 @@ class ReplyStream:
         TargetChanged before there are tokens.
         """
         news: list[VerifiedTokens] = []
-        self._request.limits.check()
         while not self.ended:
             try:
                 message = self._next(wait and not news)
@@ -86,9 +86,9 @@ class ReplyStream:
             self._waiting = True
             return
         start = len(self.tokens) + held
-        new = tokens[held : held + MAX_DRAFT]
+        new = tokens[held : held + MAX_DRAFT_LENGTH]
         self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, start, new))
-        self._sent = tokens[: held + MAX_DRAFT]
+        self._sent = tokens[: held + MAX_DRAFT_LENGTH]
 
     # ----------------------------------------------------------------------- what comes down
 
@@ -98,7 +98,7 @@ class ReplyStream:
         if not (link.up and link.session):
             raise self._cause
         if not wait:
-            return link.poll()
+            return link.poll(self._request.limits)
         until = self._heard + link.settings.response_timeout_s
         pause = time.monotonic() + _BUSY_POLL_S if self._waiting else until
         message = link.receive(min(until, pause), self._request.limits)
@@ -121,6 +121,7 @@ class ReplyStream:
         assert verifier is not None
         ends = [place for place, token in enumerate(new, 1) if token in verifier.eos_token_ids]
         sound = held == self.tokens[message.at : message.at + len(held)] and known + len(new) <= self._longest
+        sound = sound and message.accepted <= min(message.drafted, len(message.tokens))
         if not sound or max(new, default=0) >= verifier.vocab_size or (ends and ends[0] < len(new)):
             raise VerifierRefused(
                 f"the verifier sent tokens that cannot follow the reply's {known}; it does not follow the protocol",
@@ -157,6 +158,7 @@ class ReplyStream:
                 self._recover(LinkClosed("the verifier keeps forgetting the session; is it being restarted?"))
             case RefusalCode.NO_OBSERVATION | RefusalCode.UNKNOWN_PICTURE:
                 if refusal.round > self._observed or (refusal.round == 0 and not self.tokens):
+                    self._failed(VerifierRefused(refusal.sentence, refusal.code))
                     self._send_observation(everything=True)
             case RefusalCode.OVERLOADED:
                 self._failed(VerifierRefused(refusal.sentence, refusal.code))

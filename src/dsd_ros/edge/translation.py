@@ -84,11 +84,14 @@ class TranslatedReply:
         return self._end is not None
 
     @property
-    def drafted(self) -> list[int]:
-        """The text after the verified part in the target's tokens, without the last one while it may still change."""
+    def drafted(self) -> list[int] | None:
+        """The text after the verified part in the target's tokens, without the last one while it may still change.
+
+        None: it contradicts a character that the target has begun.
+        """
         pieces = self._said_in_pieces()
         if pieces is None:
-            return []
+            return None
         if self._end is None:
             return [piece.token for piece in pieces[:-1]]
         tokens = [piece.token for piece in pieces]

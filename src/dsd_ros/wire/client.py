@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -152,12 +153,14 @@ class Connection:
         except LinkError as error:
             self.lost(error)
 
-    def poll(self) -> Message | None:
-        """A message that has come, or None. Raises LinkClosed."""
-        try:
-            return self.channel.receive(0.0)
-        except LinkTimeout:
-            return None
+    def poll(self, limits: Limits) -> Message | None:
+        """A message that has come, or None. Raises LinkClosed and limits."""
+        message = None
+        with contextlib.suppress(LinkTimeout):
+            message = self.channel.receive(0.0)
+            limits.heard()
+        limits.check()
+        return message
 
     @property
     def busy(self) -> bool:

@@ -147,19 +147,18 @@ class TurnQueue(Generic[T]):
             if self._closed:
                 return []
             self._step += 1
-            owners, weight = 0, 0
+            weight = 0
             turns: list[T] = []
-            for path in self._rotation(self._takeable(), eager):
+            for owners, path in enumerate(self._rotation(self._takeable(), eager), 1):
                 lane = self._lanes[path]
                 joined = limit > 1 and lane[0].joins and len(lane) > 1 and lane[1].kind == lane[0].joins
                 if turns and weight + lane[0].weight > max_weight:
-                    continue
+                    break  # lighter ones behind it would keep it waiting
                 weight += lane[0].weight
                 turns.append(self._take(path, hold))
                 if joined and weight + lane[0].weight <= max_weight:
                     weight += lane[0].weight
                     turns.append(self._take(path, hold))
-                owners += 1
                 if owners == limit:
                     break
             return turns

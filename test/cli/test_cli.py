@@ -72,9 +72,9 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     reply = json.loads(out)
     assert set(reply) >= {
         "tokens", "text", "action", "mode", "rounds", "accepted", "tau", "bytes_up", "bytes_down", "seconds",
-        "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_round_seconds",
-        "verify_round_seconds", "cost_ratio", "link_delay_seconds", "sync_seconds", "peak_memory", "threads",
-        "records", "worker_error",
+        "draft_share", "passes_per_token", "sooner", "miss_rate", "mean_exit", "exits", "predrafts_used",
+        "predrafts_wasted", "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds",
+        "sync_seconds", "peak_memory", "threads", "records", "worker_error",
     }  # fmt: skip
     assert len(reply["records"]) == reply["rounds"]
     assert reply["mode"] == "auto"

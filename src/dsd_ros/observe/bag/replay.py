@@ -7,7 +7,7 @@ import typing
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.modes import Proof, streams
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
@@ -128,14 +128,13 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             why += f" It has no messages on {', '.join(lacks)}: record these topics as well."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
-    settings = replace(recorded, mode=options.mode, draft_length=-1) if options.mode else recorded
+    of_rounds = {"proof": "preset", "shape": "preset"} if streams(options.mode) else {}
+    settings = replace(recorded, mode=options.mode, **of_rounds) if options.mode else recorded
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])
     draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
-    draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
-    if options.mode:
-        draft |= {"decode.mode": options.mode, "decode.draft_length": -1}
+    draft |= {f"decode.{item.name}": getattr(settings, item.name) for item in fields(settings)}
     verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
     if options.draft_model:
         draft["model.path"] = options.draft_model

@@ -100,8 +100,6 @@ def _reply(run: Run, step: RecordedStep, picture: tuple[bytes, str] | None) -> s
     s = step.stats
     unit = unit_of(s["mode"])
     cost = f"{gained(s, unit)}, {s['seconds']:.3f} s, {size(s['bytes_up'])} up, {size(s['bytes_down'])} down"
-    if s["draft_share"]:
-        cost += f"; accepted by {unit}: {' '.join(map(str, s['accepted']))}"
     title = f"{step.number}. {step.action or 'no action'}{'' if step.verified else ', not verified'}"
     at = (step.at - run.began) * 1e-9
     return (

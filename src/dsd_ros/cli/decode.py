@@ -19,12 +19,13 @@ from dsd_ros.cli.arguments import (
     tokenizer_option,
 )
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
-from dsd_ros.cli.terminal import colours, console, counted, token_legend, token_text, working
+from dsd_ros.cli.terminal import colours, console, token_legend, token_text, working
+from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.navigation.actions import action_in, read_grammar
 from dsd_ros.ros.settings import ReplyGrammar
-from dsd_ros.shown import LINES, shown
+from dsd_ros.shown import LINES, counted, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
@@ -74,8 +75,8 @@ def command(args: DecodeArguments) -> int:
             )
             for record in reply.records
         ]
-        console().print(token_text(rounds))
-        console(sys.stderr).print(token_legend())
+        console().print(token_text(rounds, reply.mode))
+        console(sys.stderr).print(token_legend(reply.mode))
     else:
         print(shown(reply.text, keep=LINES))
     if args.json is None:
@@ -138,10 +139,12 @@ def _check_goal(instruction: str) -> None:
 
 def _figures(reply: DecodedReply) -> str:
     """A reply's figures in plain words."""
+    of = "of the target" if streams(reply.mode) else "with the verifier"
+    drafts = f", {100 * reply.draft_share:.0f} % from drafts" if reply.draft_length else ""
+    sooner = f", about {reply.sooner:.1f} times as fast as the target alone (estimate)" if reply.sooner else ""
     return (
-        f"{counted(len(reply.tokens), 'token')} in {counted(reply.rounds, 'round')} with the verifier, "
-        f"{reply.seconds:.2f} s, "
-        f"{reply.bytes_up / 1000:.1f} kB up, {reply.bytes_down / 1000:.1f} kB down"
+        f"{counted(len(reply.tokens), 'token')} in {counted(reply.rounds, unit_of(reply.mode))} {of}{drafts}, "
+        f"{reply.seconds:.2f} s{sooner}, {reply.bytes_up / 1000:.1f} kB up, {reply.bytes_down / 1000:.1f} kB down"
     )
 
 

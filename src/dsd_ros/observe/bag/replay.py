@@ -14,7 +14,7 @@ from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayReq
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 
-_NEEDED = ("dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/decode_stats")
+_NEEDED = ("dsd/observation", "dsd/reply_progress", "dsd/decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 
@@ -160,12 +160,10 @@ def settings_of(run: Run) -> DecodeSettings:
         request = run.requests[-1]
         given = {
             "mode": request.mode, "proof": request.proof, "temperature": request.temperature,
-            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed,
+            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed, "max_tokens": request.max_tokens,
         }  # fmt: skip
-        if request.mode == "ar":
-            del given["proof"]
     if not given:
-        given = {"mode": str(run.steps[-1].stats.get("mode", "dsd"))}
+        given = {"mode": str(run.steps[-1].stats["mode"])}
     kinds = typing.get_type_hints(DecodeSettings)
     try:
         return DecodeSettings(**{name: kinds[name](value) for name, value in given.items() if name in kinds})
@@ -180,7 +178,7 @@ def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
     before: list[tuple[int, str]] = []
     for action in reversed(run.actions):
         stamp = stamp_of(action.observation_stamp)
-        if stamp >= step.stamp or getattr(action, "retracing", False):
+        if stamp >= step.stamp or action.retracing:
             continue
         if int(action.step) >= number or len(before) == _HISTORY:
             break  # belongs to the previous run

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -61,18 +61,16 @@ def _replies(run: Run) -> Iterator[_Event]:
     announced = {stamp_of(action.observation_stamp): action for action in run.actions}
     before = 0
     for step in run.steps:
-        reply = ShownReply(step.instruction, picture=step.stamp * 1e-9)
+        reply = ShownReply(step.instruction, picture=step.stamp * 1e-9, mode=step.stats["mode"])
         began = step.at - round(step.stats["seconds"] * 1e9)
         for number, found in enumerate(step.rounds, 1):
             round_ = _round(found)
             reply = reply.with_round(round_)
             text = "".join(piece for r in reply.rounds for piece in r.gained)
-            shown = ShownReply(step.instruction, text, reply.rounds, picture=reply.picture)
             at = began + round((round_.began + round_.draft + round_.wait) * 1e9)
             if number < len(step.rounds):
-                yield min(at, step.at), "reply", reply_event(shown, step.number)
-        whole = ShownReply(step.instruction, step.text, reply.rounds, True, reply.picture)
-        yield step.at, "reply", reply_event(whole, step.number)
+                yield min(at, step.at), "reply", reply_event(replace(reply, text=text), step.number)
+        yield step.at, "reply", reply_event(replace(reply, text=step.text, done=True), step.number)
         names = {field.name for field in fields(ReplyFigures)}
         figures.add_reply(ReplyFigures(**{name: value for name, value in step.stats.items() if name in names}))
         figures.add_step((step.at - before) * 1e-9 if before else 0.0)
@@ -96,7 +94,7 @@ def _shown_step(run: Run, step: RecordedStep, message: Any) -> ShownStep:
 
 
 def _round(found: dict[str, Any]) -> Round:
-    """A Round of its recorded fields; a bag of an earlier version may lack some."""
+    """A Round of its recorded fields."""
     values = {field.name: found[field.name] for field in fields(Round) if field.name in found}
     times = {name: found.get(f"{name}_seconds", 0.0) for name in ("began", "draft", "wait", "verify", "model")}
     exits = tuple(zip(found.get("exit_layers", ()), found.get("exit_seconds", ()), strict=False))

@@ -54,7 +54,7 @@ def served(engine, **settings) -> VerifierServer:
 
 
 def request(number: int = 1) -> bytes:
-    return encode(SessionRequest(number, PROTOCOL_VERSION, "dsd", MODEL.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0))
+    return encode(SessionRequest(number, PROTOCOL_VERSION, "dsd", MODEL.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0, 64))
 
 
 def replies(url: str, count: int = 1) -> list[list[int]]:

@@ -15,7 +15,7 @@ from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.vlm.errors import PromptError
-from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode, SessionClose
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 
 
@@ -98,31 +98,6 @@ def test_a_draft_before_its_observation_is_refused(robot):
     assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.NO_OBSERVATION, 5, 1)
 
 
-def test_going_on_alone(robot, model):
-    robot.draft(autonomous_rounds=20)
-    outcomes = [robot.get() for _ in range(20)]
-    assert [o.next_token for o in outcomes] == greedy(model, 20)
-    assert [o.round for o in outcomes] == list(range(1, 21))
-    assert robot.silent()
-    # Asked again from round 15, as after a broken link, it repeats what was lost.
-    robot.draft(15, 14, autonomous_rounds=6)
-    assert [robot.get() for _ in range(6)] == outcomes[14:]
-
-
-def test_going_on_alone_ends_with_the_reply():
-    model = TableModel(1)
-    model.table[..., 7] += 1.5
-    with VerifierEngine(model) as engine:
-        robot = Robot(engine)
-        robot.open(temperature=1.0, seed=4)
-        robot.observe()
-        robot.draft(autonomous_rounds=500)
-        tokens = []
-        while not tokens or tokens[-1] != 7:
-            tokens.append(robot.get().next_token)
-        assert len(tokens) < 400 and robot.silent()
-
-
 class Slow(TableModel):
     """Takes its time, so that a test can get a word in."""
 
@@ -133,41 +108,18 @@ class Slow(TableModel):
         return super().forward_tokens(*arguments)
 
 
-@pytest.mark.parametrize("how", ["observation", "close", "disconnect"])
-def test_going_on_alone_is_interrupted(how):
-    with VerifierEngine(Slow(1, ends=False)) as engine:
-        robot = Robot(engine)
-        robot.open()
-        robot.observe()
-        robot.draft(autonomous_rounds=400)
-        robot.get()
-        if how == "observation":
-            robot.observe(reply=2)
-            robot.draft(reply=2)
-            while robot.get().reply == 1:
-                pass
-        elif how == "close":
-            robot.send(SessionClose(robot.session))
-        else:
-            engine.disconnect(robot.peer)
-        rounds = 0
-        while not robot.silent(0.3):
-            rounds += 1
-        assert rounds < 300  # of 400
-
-
-def test_robots_take_turns():
+def test_rounds_take_turns_with_a_stream():
     with VerifierEngine(Slow(1, ends=False)) as engine:
         long, short = Robot(engine), Robot(engine)
+        long.open(mode="stream", max_tokens=300)
+        short.open()
         for robot in (long, short):
-            robot.open()
             robot.observe()
-        long.draft(autonomous_rounds=300)
         long.get()
         for number in range(1, 6):
             short.draft(number, number - 1)
             assert short.get().round == number
-        # Each of the short one's rounds waited for one of the other's at most, not for all.
+        # Each of the short one's rounds waited for one of the other's steps at most, not for all.
         assert long.inbox.qsize() < 100
 
 
@@ -197,7 +149,7 @@ def test_interleaved_sessions_do_not_mix(model, engine):
         ({"tokenizer_fingerprint": ""}, ["none", "letters-8"]),
         ({"mode": "telepathy"}, ["telepathy", "ar, dsd"]),
         ({"temperature": 1000.0}, ["temperature"]),
-        ({"proof": "oath"}, ["oath", "none, full", "coupled"]),
+        ({"proof": "oath"}, ["oath", "full, split", "coupled"]),
     ],
 )
 def test_a_session_that_cannot_be_is_refused_with_a_sentence(engine, changes, words):
@@ -437,9 +389,8 @@ def test_closing_gives_the_thread_back(model):
     before = set(threading.enumerate())
     engine = VerifierEngine(model)
     robot = Robot(engine)
-    robot.open()
+    robot.open(mode="stream")
     robot.observe()
-    robot.draft(autonomous_rounds=400)
     assert engine.close()
     assert set(threading.enumerate()) <= before
     assert engine.close() and not robot.send(robot.request())

@@ -129,18 +129,6 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert again.open(resume=robot.ticket, **asked).exit_layers == speak
 
 
-def test_a_round_may_go_without_the_sessions_exits(model):
-    with VerifierEngine(model, EVERY_EXIT) as engine:
-        robot = Robot(engine)
-        robot.open(exits=True)
-        robot.observe(**PICTURE)
-        robot.draft(1, 0, [1, 2], without_exits=True)
-        first, early = robot.final(1)
-        assert early == []
-        robot.draft(2, first.accepted + 1, [1, 2])
-        assert robot.final(2)[1]
-
-
 def test_a_model_without_adapters_answers_with_none():
     with VerifierEngine(TableModel(1, ends=False)) as engine:
         robot = Robot(engine)
@@ -148,11 +136,6 @@ def test_a_model_without_adapters_answers_with_none():
         robot.observe()
         robot.draft(1, 0, [1])
         assert robot.final(1)[1] == []
-
-
-def test_an_unknown_policy_is_refused(model):
-    with VerifierEngine(model) as engine:
-        assert "priority, fifo" in Robot(engine).open(exits=True, exit_policy="random").error
 
 
 def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):
@@ -165,8 +148,6 @@ def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):
         robot.draft(2, 1)
         _final, early = robot.final(2)
         assert early and all(outcome.accepted == 0 for outcome in early)
-        robot.draft(3, 2, autonomous_rounds=1)
-        assert robot.final(3)[0].is_final
 
 
 def test_an_answer_that_raises_in_the_pass_does_not_end_it(model, caplog):

@@ -34,7 +34,7 @@ from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
-    Draft,
+    DraftTokens,
     Observation,
     Outcome,
     Refusal,
@@ -271,19 +271,19 @@ def test_garbage_is_refused_and_hurts_no_other_robot(url, model):
 
 
 def test_a_robot_that_does_not_read_is_bounded_and_hurts_no_other(engine, model, url, monkeypatch):
-    """Asks for the outcomes of a long reply again and again, and never reads them."""
+    """Asks for the tokens of a long reply again and again, and never reads them."""
     monkeypatch.setattr(server_module, "MAX_UNSENT_FRAMES", 500)
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     narrow.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
     with WebsocketChannel(url) as channel, connect(url, sock=narrow, proxy=None, max_queue=1) as silent:
-        request = SessionRequest(1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0)
+        request = SessionRequest(1, PROTOCOL_VERSION, "stream", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0, 512)
         silent.send(encode(request))
         session = decode(silent.recv(timeout=10)).session
         silent.send(encode(Observation(session, 1, "go", 2, 2, "png", encode_picture(IMAGE))))
         with pytest.raises(ConnectionClosed):
-            for number in range(400, 60_000):
-                silent.send(encode(Draft(session, 1, 1, 0, [], autonomous_rounds=number)))
+            for number in range(60_000):
+                silent.send(encode(DraftTokens(session, 1, number, 0)))
                 time.sleep(0.001)
         assert len(reply(channel, model)) == 12
 
@@ -314,13 +314,12 @@ def said(number: int, confidence: float, token: int = 0, final: bool = False) ->
     return Outcome(1, 1, number, 1, 0, token, round(confidence * 65535) / 65535, final)
 
 
-@pytest.mark.parametrize("policy", ["priority", "fifo"])
-def test_a_slow_link_carries_the_final_outcome_before_early_ones(policy):
+def test_a_slow_link_carries_the_final_outcome_before_early_ones():
     """The robot does not read until the link is full and everything has been said."""
     teller = Teller()
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy)
+    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64)
     with VerifierServer(teller, SETTINGS) as server:
         narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
@@ -340,8 +339,7 @@ def test_a_slow_link_carries_the_final_outcome_before_early_ones(policy):
             with pytest.raises(TimeoutError):
                 robot.recv(timeout=0.2)
     assert read[:2001] == [filler] * 2000 + [final]
-    tokens = [early.next_token for early in read[2001:]]
-    assert tokens == ([2, 1] if policy == "priority" else [1, 2])
+    assert [early.next_token for early in read[2001:]] == [2, 1]
 
 
 def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
@@ -352,7 +350,7 @@ def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
     with VerifierServer(teller, SETTINGS) as server:
         narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
-            robot.send(encode(SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0)))
+            robot.send(encode(SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64)))
             assert until(lambda: teller.answer)
             for token in range(count):
                 teller.answer(said(1, 0.5, token))
@@ -367,7 +365,7 @@ def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
 
 def test_early_outcomes_leave_at_once_when_the_link_is_free():
     teller = Teller()
-    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0)
+    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64)
     with VerifierServer(teller, SETTINGS) as server, WebsocketChannel(server.url) as channel:
         channel.reconnect()
         channel.send(request)

@@ -11,13 +11,13 @@ import time
 import numpy as np
 import pytest
 import torch
+from dsd_ros.edge.proposer import ReplyRequest
 from table_model import TableModel
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge import ahead
 from dsd_ros.edge.ahead import Ahead, IdleTime, Rest
-from dsd_ros.edge.proposer import ReplyRequest
 from dsd_ros.vlm.sequence import grow_trees_together
 from dsd_ros.wire.client import Limits
 

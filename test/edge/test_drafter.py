@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dsd_ros.edge.proposer import Plan
+from dsd_ros.edge.strategies import TREE
 from hypothesis import given, settings as profile, strategies as st
 from table_model import TableModel
 
@@ -16,8 +18,6 @@ from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_model import Drafting, ModelDraft, advance
-from dsd_ros.edge.proposer import Plan
-from dsd_ros.edge.strategies import TREE
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
 IMAGE = np.full((2, 2, 3), 1, np.uint8)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from dsd_ros.edge.strategies import ALONE, IN_FLIGHT, IN_TURN
 from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from lossy_channel import LossyChannel
 from simulated_rounds import Probing
@@ -18,7 +19,6 @@ from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.edge.strategies import ALONE, IN_FLIGHT, IN_TURN
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
 from dsd_ros.wire.websocket import WebsocketChannel

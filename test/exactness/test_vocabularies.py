@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dsd_ros.edge.strategies import ALONE, IN_TURN
 from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
 from safetensors.torch import load_file, save_file
 from simulated_rounds import Probing
@@ -21,7 +22,6 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.session import EdgeSession, check_settings
-from dsd_ros.edge.strategies import ALONE, IN_TURN
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel

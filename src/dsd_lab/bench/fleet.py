@@ -41,7 +41,15 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LinkTimeout, LocalChannel
-from dsd_ros.wire.messages import MAX_REPLY, PROTOCOL_VERSION, Observation, SessionReply, SessionRequest, VerifiedTokens
+from dsd_ros.wire.messages import (
+    MAX_REPLY,
+    PROTOCOL_VERSION,
+    Observation,
+    Outcome,
+    SessionReply,
+    SessionRequest,
+    VerifiedTokens,
+)
 from dsd_ros.wire.pictures import encode_picture
 
 if TYPE_CHECKING:

@@ -128,14 +128,14 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             why += f" It has no messages on {', '.join(lacks)}: record these topics as well."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
-    settings = replace(recorded, mode=options.mode, draft_length=-1) if options.mode else recorded
+    settings = replace(recorded, mode=options.mode) if options.mode else recorded
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])
     draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
     draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
     if options.mode:
-        draft |= {"decode.mode": options.mode, "decode.draft_length": -1}
+        draft["decode.mode"] = options.mode
     verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
     if options.draft_model:
         draft["model.path"] = options.draft_model

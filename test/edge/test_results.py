@@ -65,7 +65,7 @@ def test_it_agrees_with_the_steps(steps):
     "values",
     [
         {"mode": "dsd", "draft_length": 5}, {"mode": "dssd", "temperature": 1.0, "draft_length": 3},
-        {"mode": "mc-dsd", "temperature": 1.0}, {"mode": "best", "draft_length": 4}, {"mode": "fsd"},
+        {"mode": "mc-dsd", "temperature": 1.0}, {"mode": "coupled", "temperature": 1.0}, {"mode": "fsd"},
     ],
 )  # fmt: skip
 def test_a_reply_reports_its_drafts(values):

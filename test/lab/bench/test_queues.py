@@ -48,7 +48,8 @@ def test_the_tokens_are_the_same_in_any_order(client, server):
     for mode, own in (("dsd", {}), ("fsd", {"client_queue": client, "server_queue": server})):
         chosen = DecodeSettings(mode=mode, max_tokens=30, predraft_source="guesses")
         with (
-            queues_of(own), VerifierEngine(target) as engine, EmulatedChannel(LocalChannel(engine), LinkProfile()) as channel,
+            queues_of(own), VerifierEngine(target) as engine,
+            EmulatedChannel(LocalChannel(engine), LinkProfile()) as channel,
             EdgeSession(channel, draft, chosen) as session,
         ):  # fmt: skip
             replies.append(session.decode(np.full((2, 2, 3), 5, np.uint8), "go").tokens)

@@ -129,8 +129,8 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     assert picture_sent(run.steps[1]) is None
     assert (task.mode, task.plan.transport, task.plan.verifier, task.shareable) == ("dsd", "dds", {}, True)
     assert task.plan.draft.items() >= {"decode.seed": 3, "decode.proof": "full", "decode.draft_length": 4}.items()
-    other = prepare(bag, run, ReplayOptions(mode="auto", transport="websocket", draft_model="d", target_model="t"))
-    assert other.plan.draft["decode.mode"] == "auto" and other.plan.transport == "websocket"
+    other = prepare(bag, run, ReplayOptions(mode="coupled", transport="websocket", draft_model="d", target_model="t"))
+    assert other.plan.draft["decode.mode"] == "coupled" and other.plan.transport == "websocket"
     assert (other.plan.draft["model.path"], other.plan.verifier["model.path"]) == ("d", "t")
 
 
@@ -157,9 +157,12 @@ def test_differences_are_reported_by_step(tmp_path):
         ({"decode.temperature": 1.0}, ReplayOptions(), ""),
         ({"decode.temperature": 1.0}, ReplayOptions(mode="fsd"), ""),
         ({"decode.temperature": 1.0}, ReplayOptions(mode="dssd"), "draws others of the same distribution"),
-        ({"decode.temperature": 1.0, "decode.draft_length": 0}, ReplayOptions(), "chosen by the clock"),
-        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, ReplayOptions(mode="auto"), ""),
-        ({"decode.temperature": 0.0}, ReplayOptions(mode="auto"), ""),
+        (
+            {"decode.temperature": 1.0, "decode.mode": "fsd", "decode.proof": "coupled"},
+            ReplayOptions(mode="coupled"),
+            "",
+        ),
+        ({"decode.temperature": 0.0}, ReplayOptions(mode="coupled"), ""),
         ({"decode.temperature": -1.0}, ReplayOptions(), "settings this version does not accept"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
         "sync_seconds", "peak_memory", "threads", "records", "worker_error",
     }  # fmt: skip
     assert len(reply["records"]) == reply["rounds"]
-    assert reply["mode"] == "auto"
+    assert reply["mode"] == "stream"
     assert reply["rounds"] == len(reply["accepted"])
     assert reply["tau"] == pytest.approx(len(reply["tokens"]) / reply["rounds"])
     assert reply["bytes_up"] > 0 and reply["bytes_down"] > 0

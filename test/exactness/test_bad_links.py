@@ -8,10 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from dsd_ros.edge.strategies import ALONE, IN_FLIGHT, IN_TURN
 from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from lossy_channel import LossyChannel
-from simulated_rounds import Probing
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -70,17 +68,6 @@ def test_a_link_full_of_misfortune(undisturbed, mode):
         channel = LossyChannel(inner, 1, loss=0.15, doubled=0.3, delayed=0.3, cut=0.03)
         assert decode(channel, mode, 1.0) == undisturbed[mode, 1.0]
         assert channel.misfortunes > 10
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("strategy", [IN_TURN, IN_FLIGHT], ids=lambda strategy: strategy.name)
-def test_rounds_without_drafts_in_the_middle_of_replies(undisturbed, seed, strategy):
-    chosen = DecodeSettings(mode="auto", seed=3, max_tokens=24)
-    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
-        channel = LossyChannel(inner, seed, loss=0.1, doubled=0.3, delayed=0.2, cut=0.02)
-        with EdgeSession(channel, DRAFT, chosen, PATIENT, tuner=Probing([strategy, ALONE])) as session:
-            tokens = [session.decode(IMAGE, f"go {n}").tokens for n in range(2)]
-        assert tokens == undisturbed["ar", 0.0] and channel.misfortunes
 
 
 class Cutting(WebsocketChannel):

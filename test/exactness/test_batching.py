@@ -40,7 +40,7 @@ MODES: list[dict[str, object]] = [  # one a robot; what each says is fixed, what
     {"mode": "coupled", "temperature": 0.8},
     {"mode": "fsd", "proof": "coupled", "temperature": 1.0, "shape": "budget"},
     {"mode": "ar", "proof": "coupled", "temperature": 1.2},
-    {"mode": "auto", "temperature": 0.9},
+    {"mode": "tslt", "temperature": 0.9},
 ]
 
 

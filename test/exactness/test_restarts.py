@@ -39,8 +39,7 @@ DECODES = {
     "fsd, split": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"},
     "fsd, coupled": {"mode": "fsd", "proof": "coupled"} | AHEAD,
     "fsd, split trees": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"} | TREE,
-    "trees": {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 0, "pipeline_depth": 2},
-    "auto": {"mode": "auto"},
+    "trees": {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 8, "pipeline_depth": 2},
 }
 
 

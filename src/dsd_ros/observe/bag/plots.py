@@ -12,7 +12,8 @@ from typing import Any
 from dsd_ros.decoding.modes import unit_of
 from dsd_ros.observe.bag.report import gained, summary, summary_lines, table_of, unit_of_run
 from dsd_ros.observe.bag.run import RecordedStep, Run, picture_sent, pictures_of
-from dsd_ros.observe.view.events import world_event
+from dsd_ros.observe.bag.shown_run import shown_reply
+from dsd_ros.observe.view.events import reply_event, world_event
 from dsd_ros.observe.view.figures import size
 from dsd_ros.shown import counted
 
@@ -28,7 +29,7 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15em 1em;ma
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr));gap:.6em}
 article{display:grid;grid-template-columns:168px minmax(0,1fr);gap:.8em;padding:.8em 0;border-top:1px solid #d0d7de}
 article p{margin:.2em 0}small,summary{color:#4f5963;font-size:.9em}summary{cursor:pointer}
-.accepted{color:#116329}.own{color:#0550ae;font-weight:600}
+.accepted{color:#116329}.rejected{color:#b42318;text-decoration:line-through}.own{color:#0550ae;font-weight:600}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:12px}
 th,td{text-align:right;padding:2px 8px;border-bottom:1px solid #d0d7de;font-variant-numeric:tabular-nums}
 @media (max-width:640px){article{grid-template-columns:minmax(0,1fr)}th,td{padding:2px 4px;font-size:11px}}
@@ -59,7 +60,8 @@ def page(run: Run) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
         f'{_outcomes(run)}{_facts(run)}<div class="plots">{plots}</div><h2>Replies</h2>'
-        '<p><small><span class="accepted">from a draft</span>, <span class="own">the target\'s own</span></small></p>'
+        '<p><small><span class="accepted">drafted, accepted</span>, <span class="rejected">drafted, rejected</span>, '
+        '<span class="own">the target\'s own</span></small></p>'
         f"{replies}</html>\n"
     )
 
@@ -109,19 +111,11 @@ def _reply(run: Run, step: RecordedStep, picture: tuple[bytes, str] | None) -> s
 
 
 def _tokens(step: RecordedStep) -> str:
-    """A reply's text, with its tokens in their colours where the bag has them."""
-    tokens = [
-        (text, kind)
-        for found in step.rounds
-        for kind, texts in (
-            ("accepted", found["gained"][: found["accepted"]]),
-            ("own", found["gained"][found["accepted"] :]),
-        )
-        for text in texts
-    ]
-    if "".join(text for text, _ in tokens).strip() != step.text.strip():
+    """A reply's text, with its tokens in their colours where the bag has all of them."""
+    tokens = reply_event(shown_reply(step), step.number)["tokens"]
+    if "".join(text for text, kind, _ in tokens if kind != "rejected").strip() != step.text.strip():
         return html.escape(step.text)
-    return "".join(f'<span class="{kind}">{html.escape(text)}</span>' for text, kind in tokens)
+    return "".join(f'<span class="{kind}">{html.escape(text)}</span>' for text, kind, _ in tokens)
 
 
 def _rounds(step: RecordedStep, unit: str) -> str:

@@ -128,8 +128,10 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             why += f" It has no messages on {', '.join(lacks)}: record these topics as well."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
-    of_rounds = {"proof": "preset", "shape": "preset"} if streams(options.mode) else {}
-    settings = replace(recorded, mode=options.mode, **of_rounds) if options.mode else recorded
+    other: dict[str, Any] = {"mode": options.mode} if options.mode else {}
+    if streams(options.mode):
+        other |= {"proof": "preset", "shape": "preset"}
+    settings = replace(recorded, **other)
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])

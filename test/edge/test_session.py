@@ -17,7 +17,7 @@ from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout, LocalChannel
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
-from dsd_ros.wire.messages import Draft, Observation, Outcome
+from dsd_ros.wire.messages import Draft, DraftTokens, Observation, Outcome
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 MODES = ("ar", "dsd", "fsd")
@@ -288,13 +288,14 @@ def test_an_outcome_that_accepts_more_than_was_drafted_is_refused(engine, draft)
 
     with (
         Generous(engine) as channel,
-        EdgeSession(channel, draft, DecodeSettings()) as session,
+        EdgeSession(channel, draft, DecodeSettings(mode="dsd")) as session,
         pytest.raises(VerifierRefused, match="does not follow the protocol"),
     ):
         session.decode(IMAGE, "go")
 
 
-def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target):
+@pytest.mark.parametrize("mode", ["stream", "dsd"])
+def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target, mode):
     order = []
 
     class Watched(LocalChannel):
@@ -309,10 +310,11 @@ def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target)
 
     with (
         Watched(engine) as channel,
-        EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(max_tokens=5)) as session,
+        EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(mode=mode, max_tokens=5)) as session,
     ):
         session.decode(IMAGE, "go")
-    assert order.index(Observation) < order.index("prefill") < order.index(Draft)
+    assert order.index(Observation) < order.index("prefill")
+    assert not {Draft, DraftTokens} & set(order[: order.index("prefill")])
 
 
 def test_greedy_rounds_carry_no_distributions(engine, draft):

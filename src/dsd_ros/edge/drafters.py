@@ -52,7 +52,9 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Drafts with a model of this process that has the target's tokenizer."""
 
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings) -> None:
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, longest: int | None = None) -> None:
+        """``longest``: tokens to draft of a reply, at most; None: all but the last, which is the target's own."""
+        self._longest = settings.max_tokens - 1 if longest is None else longest
         self.device: torch.device | None = model.device
         self._model, self._settings = model, settings
         self._method = method_of(Proof.COUPLED, settings.sampling.greedy)
@@ -81,7 +83,7 @@ class ModelDrafter:
     @property
     def far_enough(self) -> bool:
         drafted = self._begun.tokens
-        longest = min(self._verified + LEAD, self._settings.max_tokens - 1)  # the last one is the target's own
+        longest = min(self._verified + LEAD, self._longest)
         return not self._able or len(drafted) >= longest or (bool(drafted) and drafted[-1] in self._ends)
 
     def next(self) -> list[int]:

@@ -294,7 +294,7 @@ def _decode_alone(
     ``EdgeSession.decode_alone``.
     """
     began = time.perf_counter()
-    drafter = ModelDrafter(model, settings)
+    drafter = ModelDrafter(model, settings, longest=settings.max_tokens)
     drafter.begin(request, ends)
     prefill_seconds = time.perf_counter() - began
     tokens: list[int] = []

@@ -40,7 +40,7 @@ def reply_of(draft: str, target: str, text: str, **values):
 
 def draft_of(reply, length: int) -> tuple[list[int], bool]:
     """A draft in the target's tokens, and whether the draft model can continue after it."""
-    while (drafted := reply.drafted) is not None and len(drafted) < length and not reply.ended:
+    while (drafted := reply.draft()) is not None and len(drafted) < length and not reply.ended:
         try:
             reply.take(int(reply.sequence.next_logits().argmax()))
         except ContextError:

@@ -158,7 +158,7 @@ def test_in_one_pass_with_robots_that_are_free(engine, draft, asked, alone):
 def test_translated_drafts(speaking, engine, asked, alone, tmp_path_factory):
     foreign = load_model(ModelSettings(str(make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True))))
     vocabulary = Vocabulary(speaking.tokenizer.to_str())
-    for values in ({}, NOISE | {"mode": "coupled"}, {"mode": "fsd", "predraft_source": "exits"}):
+    for values in ({"mode": "stream"}, {"mode": "stream", "temperature": 0.9}):
         chosen = settings(**values)
         found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
         assert found == alone(chosen), values

@@ -202,10 +202,10 @@ def test_rows_of_another_width_are_another_model(robot):
     robot, vllm, _ = robot()
     robot.engine._sessions.find(robot.session, robot.peer)
     sampled = Robot(robot.engine)
-    sampled.open(temperature=1.0, mode="ar")
+    sampled.open(temperature=1.0, mode="dsd")
     sampled.observe(height=56, width=84, image=encode_picture(np.zeros((56, 84, 3), np.uint8)))
     vllm.faults.extend(["", "shape"])
-    sampled.draft(1, 0, [], autonomous_rounds=1)
+    sampled.draft(1, 0, [])
     assert "is it another model?" in sampled.get().sentence
 
 

@@ -132,7 +132,7 @@ class TextDrafter:
         if len(tokens) > len(self._tokens):
             self._begun.verified(tokens[len(self._tokens) :])
             self._tokens = list(tokens)
-            self._draft = self._begun.drafted
+            self._draft = self._begun.draft()
 
     @property
     def far_enough(self) -> bool:
@@ -144,7 +144,7 @@ class TextDrafter:
             sequence = self._begun.sequence
             try:
                 self._begun.take(self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0]))
-                self._draft = self._begun.drafted
+                self._draft = self._begun.draft()
             except ContextError:
                 self._able = False
         return self._draft or []
@@ -156,7 +156,7 @@ class TextDrafter:
         """The likeliest token, or what the shared noise of the target's next token selects."""
         if self._settings.sampling.greedy:
             return int(logits.argmax())
-        q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft or ())
+        q, position = transform(logits, self._settings.sampling), len(self._tokens) + self._begun.place
         return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
 
     @property

@@ -77,19 +77,20 @@ class TranslatedReply:
         # Up to here the texts are known to agree; a normalizing tokenizer may change lengths.
         self._agreed, self._agreed_own = 0, 0
         self._end: int | None = None  # the draft's token that ended its text
+        self.place = 0  # how many tokens of the target that text after the verified part makes
 
     @property
     def ended(self) -> bool:
         """Whether the draft model has ended its text."""
         return self._end is not None
 
-    @property
-    def drafted(self) -> list[int] | None:
+    def draft(self) -> list[int] | None:
         """The text after the verified part in the target's tokens, without the last one while it may still change.
 
-        None: it contradicts a character that the target has begun.
+        None: it contradicts a character that the target has begun. Counts the tokens anew as ``place``.
         """
         pieces = self._said_in_pieces()
+        self.place = len(pieces or ())
         if pieces is None:
             return None
         if self._end is None:

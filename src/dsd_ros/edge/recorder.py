@@ -139,15 +139,13 @@ class StreamRecorder:
         self._drafts, self._draft_seconds = 0, 0.0  # passes of the draft model since the last record
         self._began = self._mark = time.perf_counter()
         self._before = self._traffic = self._bytes
-        self._prefill_seconds = 0.0
 
     @property
     def _bytes(self) -> tuple[int, int]:
         return self._link.channel.bytes_up, self._link.channel.bytes_down
 
     def begun(self) -> None:
-        """The draft model has read the prompt."""
-        self._prefill_seconds = time.perf_counter() - self._began
+        """The observation is sent."""
         self._traffic = self._bytes[0], self._before[1]
 
     def timed(self, draft: Callable[[], list[int]]) -> list[int]:
@@ -190,8 +188,8 @@ class StreamRecorder:
         if request.on_progress is not None:
             request.on_progress(request.text(self._tokens), len(self._tokens), record)
 
-    def reply(self, tokens: list[int], choice: str) -> DecodedReply:
-        """The decoded reply with its figures."""
+    def reply(self, tokens: list[int], prefill_seconds: float, choice: str) -> DecodedReply:
+        """The decoded reply with its figures; ``prefill_seconds``: until the draft model had read the prompt."""
         request, (up, down), records = self._request, self._bytes, self._records
         memory, threads = resources(self._drafter.device if self._drafter is not None else None)
         most = max((record.drafted for record in records), default=0)
@@ -201,7 +199,7 @@ class StreamRecorder:
             mode=self._settings.mode,
             finished=bool(tokens) and tokens[-1] in self._link.eos_token_ids,
             seconds=time.perf_counter() - self._began,
-            prefill_seconds=self._prefill_seconds,
+            prefill_seconds=prefill_seconds,
             bytes_up=up - self._before[0],
             bytes_down=down - self._before[1],
             records=records,

@@ -20,7 +20,7 @@ from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
 from dsd_ros.wire.messages import Draft, DraftTokens, Observation, Outcome
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
-MODES = ("ar", "dsd", "fsd")
+MODES = ("stream", "ar", "dsd", "fsd")
 
 
 @pytest.fixture

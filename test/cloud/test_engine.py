@@ -15,7 +15,7 @@ from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.vlm.errors import PromptError
-from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode, SessionClose
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 
 

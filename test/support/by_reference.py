@@ -56,3 +56,14 @@ def coupled_reply(
     p, q = (model_of(model, image, instruction, settings.sampling, size) for model in (target, draft))
     noise = partial(gumbel, settings.seed, number, size=size)
     return whole_reply(lambda tokens: reference.coupled(p, q, tokens, 3, noise), settings.max_tokens, ends)
+
+
+def reply_alone(
+    target, image, instruction: str, settings, number: int = 1, ends: frozenset[int] = frozenset()
+) -> list[int]:
+    """What the target alone says as reply ``number``, token by token: greedy, or with shared noise."""
+    p, noise = model_of(target, image, instruction, settings.sampling), partial(gumbel, settings.seed, number)
+    if settings.sampling.greedy:
+        return whole_reply(lambda tokens: reference.greedy(p, p, tokens, 0), settings.max_tokens, ends)
+    sized = partial(noise, size=target.vocab_size)
+    return whole_reply(lambda tokens: reference.coupled(p, p, tokens, 0, sized), settings.max_tokens, ends)

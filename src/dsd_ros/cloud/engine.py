@@ -251,7 +251,7 @@ class VerifierEngine:
             session.draft.take(message)
             return None
         turn = _Turn(session.id, partial(self._send_again, message, peer))
-        key = message.session, message.reply, "again"
+        key = peer, message.session, message.reply, "again"
         if self._queue.put(session.id, turn, of=accounts_of(peer), key=key):
             return None
         return Refusal(message.session, message.reply, message.stream, RefusalCode.OVERLOADED, _TOO_MANY)
@@ -275,7 +275,7 @@ class VerifierEngine:
             _Turn(message.session, schedule, time.perf_counter(), arrival, partial(isinstance, message, Draft)),
             of=accounts_of(peer),
             kind=type(message).__name__,
-            key=_key(message),
+            key=_key(message, peer),
             size=_size(message),
             weight=_weight(message),
             joins="" if arrival is None else Draft.__name__,  # its prompt and its first round
@@ -528,7 +528,7 @@ class VerifierEngine:
         else:
             draft, kind = item.draft, Draft.__name__
             turn = _Turn(session.id, partial(self._verify, draft, session.peer))
-            of, key, weight = accounts_of(session.peer), _key(draft), _weight(draft)
+            of, key, weight = accounts_of(session.peer), _key(draft, session.peer), _weight(draft)
             self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
 
     # -------------------------------------------------------------------------- worker: mode stream
@@ -654,11 +654,11 @@ def _weight(message: Observation | Draft) -> int:
     return len(message.tokens) + 1 if isinstance(message, Draft) else 1
 
 
-def _key(message: Observation | Draft) -> Hashable:
-    """Equal for duplicates of a message."""
+def _key(message: Observation | Draft, peer: Hashable) -> Hashable:
+    """Equal for duplicates of a message. What came over a link that is down is none: its turn comes to nothing."""
     if isinstance(message, Draft):
-        return message.session, message.reply, message.round, message.assumed, bool(message.tokens)
-    return message.session, message.reply, len(message.verified)
+        return peer, message.session, message.reply, message.round, message.assumed, bool(message.tokens)
+    return peer, message.session, message.reply, len(message.verified)
 
 
 def _size(message: Observation | Draft) -> int:

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mode stream, the verifier's half, message by message: the target's own reply, whatever a robot drafts."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from by_hand import IMAGE, Robot
+from by_reference import reply_alone
+from hypothesis import given, settings as profile, strategies as st
+from stepped import Stepped
+from table_model import TableModel
+from worded_table import FORM, WordedTable, constrained_alone
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.wire.messages import Draft, DraftTokens, Refusal, RefusalCode, SessionClose, VerifiedTokens
+
+TARGET = TableModel(3, 12)
+ENDLESS = TableModel(3, 12, ends=False)
+LONGEST = 40
+
+
+@cache
+def own_reply(number: int = 1, instruction: str = "go", **values) -> tuple[int, ...]:
+    """What ``ENDLESS`` says, greedily unless ``values`` say otherwise."""
+    chosen = DecodeSettings(**{"max_tokens": LONGEST} | values)
+    return tuple(reply_alone(ENDLESS, IMAGE, instruction, chosen, number))
+
+
+def streaming(engine: VerifierEngine, **changes) -> Robot:
+    robot = Robot(engine)
+    assert robot.open(**{"mode": "stream", "max_tokens": LONGEST} | changes).error == ""
+    return robot
+
+
+@pytest.fixture
+def target():
+    return Stepped(ENDLESS)
+
+
+@pytest.fixture
+def engine(target):
+    with VerifierEngine(target) as engine:
+        yield engine
+        target.free()
+
+
+# ------------------------------------------------------------------------------- exactness
+
+
+def test_the_target_decodes_by_itself_to_the_longest_reply():
+    with VerifierEngine(ENDLESS) as engine:
+        robot = streaming(engine)
+        robot.observe()
+        assert robot.verified() == list(own_reply())
+        assert robot.inbox.empty()
+        robot.observe(reply=2, instruction="on")
+        assert robot.verified(2) == list(own_reply(instruction="on"))
+
+
+def test_a_right_draft_saves_passes_and_a_wrong_one_costs_none(engine, target):
+    said = own_reply()
+    robot = streaming(engine)
+    robot.tell(0, said[:5])  # before the observation
+    robot.observe()
+    target.begun()
+    robot.tell(5, said[5:9])
+    target.step()
+    first = robot.get()
+    assert (first.at, first.tokens, first.accepted, first.drafted) == (0, list(said[:6]), 5, 5)
+    robot.tell(9, [(said[9] + 1) % 11])
+    target.begun()  # its draft was read when it began
+    target.step()
+    second = robot.get()
+    assert (second.at, second.tokens) == (6, list(said[6 : 6 + len(second.tokens)])) and second.accepted >= 3
+    target.free()
+    rest = robot.verified(known=first.tokens + second.tokens)
+    assert rest == list(said)
+    assert len(target.passes) <= 2 + LONGEST - 10 + 1
+
+
+ROBOTS = {
+    "greedy": {},
+    "sampled": {"temperature": 1.0, "seed": 5},
+    "truncated": {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "seed": 6},
+    "constrained": {"temperature": 1.0, "seed": 7},
+}
+
+
+@cache
+def wanted_of(kind: str) -> list[int]:
+    """The reply of a robot of this kind."""
+    if kind == "constrained":
+        chosen = DecodeSettings(mode="stream", max_tokens=FORM.limit, **ROBOTS[kind])
+        return constrained_alone(WordedTable(2), IMAGE, "go", chosen, FORM)
+    chosen = DecodeSettings(mode="stream", max_tokens=LONGEST, **ROBOTS[kind])
+    return reply_alone(TARGET, IMAGE, "go", chosen, ends=TARGET.eos_token_ids)
+
+
+class Inventive:
+    """A robot that tells what it likes, loses its link, asks and asks again; all it hears has to be the reply."""
+
+    def __init__(self, engine: VerifierEngine, target: Stepped, kind: str, seed: int) -> None:
+        self.engine, self.target, self.wanted = engine, target, wanted_of(kind)
+        self.chance = random.Random(seed)
+        self.known: list[int] = []
+        self.ended = False
+        form = {"grammar": FORM.text, "max_tokens": FORM.limit} if kind == "constrained" else {}
+        self.values = {**ROBOTS[kind], **form}
+        target.step()  # of the robots before this one
+        self.robot = streaming(engine, **self.values)
+        self.sent: list[DraftTokens] = []
+        self.robot.observe()
+
+    def tell(self) -> None:
+        """Right, wrong in the middle, or of nothing at all; from anywhere."""
+        chance, wanted = self.chance, self.wanted
+        start = chance.choice([len(self.known), chance.randrange(len(wanted) + 3), chance.randrange(1 << 32)])
+        tokens = list(wanted[start : start + chance.randrange(9)])
+        if chance.random() < 0.5:
+            place = chance.randrange(len(tokens) + 1)
+            tokens[place:] = [chance.choice([0, 3, 11, 12, 500, (1 << 20) - 1]) for _ in range(chance.randrange(30))]
+        if not tokens:  # that would be a question
+            return
+        reply, stream = chance.choice([(1, 1), (1, 2), (1, 3), (1, 2), (0, 9), (2, 0)]) if chance.random() < 0.9 else (
+            1, (1 << 32) - 1,
+        )  # fmt: skip
+        self.sent.append(DraftTokens(self.robot.session, reply, stream, start, tokens))
+        self.robot.send(self.sent[-1])
+
+    def again(self) -> None:
+        for message in self.chance.choices(self.sent, k=2) if self.sent else ():
+            self.robot.send(message)
+
+    def ask(self) -> None:
+        self.robot.tell(self.chance.randrange(len(self.known) + 1))
+
+    def observe(self) -> None:
+        self.robot.observe(verified=self.known[: self.chance.randrange(len(self.known) + 1)])
+
+    def step(self) -> None:
+        self.target.step()
+        self.hear()
+
+    def cut(self) -> None:
+        """The link is gone, and what was on it; another one resumes the session."""
+        before = self.robot
+        self.engine.disconnect(before.peer)
+        self.robot = Robot(self.engine)
+        self.target.step()
+        assert self.robot.open(mode="stream", resume=before.ticket).session == before.session
+        self.robot.tell(len(self.known))
+
+    def leave(self) -> None:
+        """Another session, as after a restart of the verifier: it goes on after the known tokens."""
+        self.target.step()
+        self.robot = streaming(self.engine, **self.values)
+        self.robot.observe(verified=list(self.known))
+
+    def hear(self, timeout: float | None = None) -> None:
+        """Take what has come; every message is a piece of the target's own reply."""
+        while not self.ended:
+            try:
+                message = self.robot.inbox.get(timeout is not None, timeout)
+            except queue.Empty:
+                assert timeout is None, "nothing came"
+                return
+            if message.session != self.robot.session:  # it has left that one
+                continue
+            if isinstance(message, Refusal):
+                assert (message.code, message.reply) == (RefusalCode.NO_OBSERVATION, 1)  # it was lost with the link
+                self.robot.observe(verified=list(self.known))
+                continue
+            end = message.at + len(message.tokens)
+            assert message.tokens == self.wanted[message.at : end]
+            assert message.accepted <= message.drafted and message.accepted <= max(0, len(message.tokens) - 1)
+            assert message.ended == (end == len(self.wanted))
+            if message.at <= len(self.known):
+                self.known += message.tokens[len(self.known) - message.at :]
+                self.ended = message.ended
+
+    def finish(self) -> None:
+        self.robot.tell(len(self.known))
+        self.hear(60)
+        assert self.known == self.wanted
+
+
+ACTIONS = st.lists(
+    st.sampled_from(["tell", "tell", "tell", "step", "step", "again", "ask", "observe", "cut", "leave"]), max_size=40
+)
+
+
+@given(st.sampled_from([*ROBOTS]), ACTIONS, st.integers(0, 1 << 30), st.integers(1, 3))
+@profile(max_examples=60)
+def test_whatever_robots_invent_they_hear_the_targets_own_reply(kind, actions, seed, count):
+    target = Stepped(WordedTable(2) if kind == "constrained" else TARGET)
+    with VerifierEngine(target, EngineSettings(max_batch=2)) as engine:
+        robots = [Inventive(engine, target, kind, seed + number) for number in range(count)]
+        for number, action in enumerate(actions):
+            getattr(robots[number % count], action)()
+        target.free()
+        for robot in robots:
+            robot.finish()
+        assert engine.metrics.registry.get_sample_value("dsd_verifier_failures_total") == 0
+
+
+# --------------------------------------------------------------------------- pause and resume
+
+
+def test_a_reply_pauses_while_its_robot_does_not_read_and_goes_on_by_itself(engine, target):
+    target.free()
+    robot = Robot(engine)
+    heard: list[object] = []
+
+    def answer(message) -> bool:
+        robot.inbox.put(message)
+        heard.append(message)
+        return len(heard) % 10 != 0  # the queue towards the robot is full after each tenth
+
+    engine.submit(robot.request(mode="stream", max_tokens=LONGEST), answer, robot.peer)
+    robot.session = robot.get().session
+    robot.observe()
+    known: list[int] = []
+    while True:
+        message = robot.get()
+        known += message.tokens
+        if message.ended:
+            break
+        if len(heard) % 10 == 0 and robot.inbox.empty():
+            assert not engine._queue.waits(robot.session, (robot.peer,))
+            engine.resume(robot.peer)
+            engine.resume(robot.peer)  # once too often
+    assert known == list(own_reply())
+    assert robot.inbox.empty()
+
+
+def test_a_reply_pauses_without_a_robot_and_goes_on_when_asked(engine, target):
+    robot = streaming(engine)
+    robot.observe()
+    target.begun()
+    engine.disconnect(robot.peer)
+    target.free()  # what the pass decides is nobody's
+    other = streaming(engine)  # its turns come after that of the reply, which has paused by now
+    other.observe()
+    other.verified()
+    decoded = len(engine._sessions._sessions[robot.session].reply.tokens)
+    assert 1 <= decoded < 3
+    again = Robot(engine)
+    assert again.open(mode="stream", resume=robot.ticket).session == robot.session
+    again.tell(0)
+    again.session = robot.session
+    assert again.verified() == list(own_reply())
+
+
+def test_a_reply_that_was_complete_is_told_again():
+    with VerifierEngine(ENDLESS) as engine:
+        robot = streaming(engine)
+        robot.observe()
+        tokens = robot.verified()
+        engine.disconnect(robot.peer)
+        again = Robot(engine)
+        again.session = again.open(mode="stream", resume=robot.ticket).session
+        for known in (0, 7, LONGEST):
+            again.tell(known, stream=known)
+            assert again.get() == VerifiedTokens(again.session, 1, known, tokens[known:], ended=True)
+        again.tell(LONGEST + 1)
+        assert again.get().code == RefusalCode.NO_OBSERVATION
+        # Another verifier, which is told of all of it, says that it has ended.
+        other = streaming(engine)
+        other.observe(verified=tokens)
+        assert other.get() == VerifiedTokens(other.session, 1, LONGEST, [], ended=True)
+
+
+def test_an_end_token_ends_it_and_so_does_one_that_another_verifier_gave():
+    chosen = DecodeSettings(mode="stream", temperature=1.0, seed=9, max_tokens=300)
+    wanted = reply_alone(TARGET, IMAGE, "go", chosen, ends=TARGET.eos_token_ids)
+    assert len(wanted) < 300
+    with VerifierEngine(TARGET) as engine:
+        robot = streaming(engine, temperature=1.0, seed=9, max_tokens=300)
+        robot.observe()
+        assert robot.verified() == wanted
+        other = streaming(engine, temperature=1.0, seed=9, max_tokens=300)
+        other.observe(verified=wanted[:-1])
+        assert other.verified(known=wanted[:-1]) == wanted
+        other.observe(reply=2, verified=wanted)
+        assert other.verified(2, wanted) == wanted
+
+
+@pytest.mark.parametrize("how", ["observation", "close", "disconnect"])
+def test_a_reply_that_nobody_wants_ends_at_the_next_step(engine, target, how):
+    robot, other = streaming(engine), streaming(engine)
+    robot.observe()
+    target.begun()
+    if how == "observation":
+        robot.observe(reply=2, instruction="on")
+    elif how == "close":
+        robot.send(SessionClose(robot.session))
+    else:
+        engine.disconnect(robot.peer)
+    target.free()
+    other.observe()
+    other.verified()
+    if how == "observation":
+        while robot.get().reply == 1:
+            pass
+    steps = sum(robot.session in step for step in target.passes)
+    assert steps < 4 or (how == "observation" and steps < LONGEST + 4)
+
+
+def test_a_robot_that_does_not_know_how_far_it_was_is_asked_for_its_observation(engine, target):
+    target.free()
+    robot = streaming(engine)
+    robot.tell(0, stream=4)
+    refusal = robot.get()
+    assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.NO_OBSERVATION, 1, 4)
+    robot.observe(verified=list(own_reply()[:9]))
+    assert robot.verified(known=list(own_reply()[:9])) == list(own_reply())
+    robot.tell(0, reply=0)  # of a reply that is over
+    robot.tell(0, reply=2, stream=1)
+    assert robot.get().reply == 2
+
+
+def test_an_observation_that_waits_over_a_link_that_is_down_is_no_duplicate():
+    may_see, seeing = threading.Event(), threading.Event()
+
+    class Slow(TableModel):
+        def open(self, *observation):
+            seeing.set()
+            assert may_see.wait(60)
+            return super().open(*observation)
+
+    with VerifierEngine(Slow(3, 12, ends=False)) as engine:
+        robot = streaming(engine)
+        robot.observe()
+        assert seeing.wait(60)
+        engine.disconnect(robot.peer)
+        again = Robot(engine)
+        again.session = again.open(mode="stream", resume=robot.ticket).session
+        again.tell(0)
+        assert again.get().code == RefusalCode.NO_OBSERVATION
+        again.observe()  # while the first one waits until its picture has been seen
+        may_see.set()
+        assert again.verified() == list(own_reply())
+
+
+def test_a_dropped_cache_costs_a_prefill_and_no_token():
+    """Room for one cache: that of a reply that has paused goes, and its robot is asked for the observation."""
+    with VerifierEngine(ENDLESS, EngineSettings(kv_cache_gb=3.5e-6)) as engine:
+        robot = streaming(engine)
+        robot.observe()
+        robot.verified()
+        other = streaming(engine)
+        other.observe()
+        assert other.verified() == list(own_reply())
+        robot.tell(5)
+        assert robot.get().code == RefusalCode.NO_OBSERVATION
+        robot.observe()  # a late copy
+        robot.observe(verified=list(own_reply()[:5]))
+        assert robot.verified(known=list(own_reply()[:5])) == list(own_reply())
+
+
+# ------------------------------------------------------------------------------------ others
+
+
+def test_where_a_pass_has_no_room_for_all_those_with_drafts_go_first_and_nobody_starves():
+    target = Stepped(ENDLESS)
+    with VerifierEngine(target, EngineSettings(max_batch=2)) as engine:
+        first, plain, drafting, other = (streaming(engine) for _ in range(4))
+        first.observe()
+        target.begun()  # while it is held, the others arrive
+        drafting.tell(0, own_reply())
+        for robot in (plain, other, drafting):
+            robot.observe()
+        target.free()
+        for robot in (first, plain, drafting, other):
+            assert robot.verified() == list(own_reply())
+    sessions = [robot.session for robot in (first, plain, drafting, other)]
+    places = {session: [n for n, step in enumerate(target.passes) if session in step] for session in sessions}
+    assert len(places[drafting.session]) == 3  # of at most 17 tokens each
+    assert places[drafting.session][-1] < 12
+    for taken in places.values():
+        assert all(after - before <= 4 for before, after in pairwise(taken))
+
+
+def test_a_stream_has_no_rounds_and_a_round_no_stream(engine, target):
+    target.free()
+    robot = streaming(engine)
+    robot.send(Draft(robot.session, 1, 1, 0, [1]))
+    assert robot.get().code == RefusalCode.OUT_OF_STEP
+    robot.open(mode="dsd")
+    robot.tell(0, [1])
+    assert robot.get().code == RefusalCode.OUT_OF_STEP
+    robot.session += 1
+    robot.tell(0, [1], stream=8)
+    refusal = robot.get()
+    assert (refusal.code, refusal.round) == (RefusalCode.UNKNOWN_SESSION, 8)
+
+
+@pytest.mark.parametrize("proof", ["full", "split", "truncated"])
+@pytest.mark.parametrize("mode", ["stream", "ar"])
+def test_a_stream_has_one_proof(engine, mode, proof):
+    assert f"mode {mode} proves nothing by {proof!r}" in Robot(engine).open(mode=mode, proof=proof).error
+    assert Robot(engine).open(mode=mode, proof="coupled").error == ""
+
+
+def test_a_step_that_fails_is_refused_and_can_be_asked_for_again():
+    class Odd(TableModel):
+        fails = True
+
+        def forward_tokens(self, *arguments):
+            if self.fails:
+                raise RuntimeError("odd pass")
+            return super().forward_tokens(*arguments)
+
+    model = Odd(3, 12, ends=False)
+    with VerifierEngine(model) as engine:
+        robot = streaming(engine)
+        robot.observe()
+        assert isinstance(first := robot.get(), VerifiedTokens)  # the first token comes with the prompt
+        assert robot.get().code == RefusalCode.MODEL_ERROR
+        model.fails = False
+        robot.tell(1)
+        assert robot.verified(known=first.tokens) == list(own_reply())
+
+
+def test_the_end_of_the_context_is_the_same_with_any_draft():
+    model = TableModel(3, 12, ends=False, max_length=10)
+    found = []
+    for drafted in (0, 3, 16):
+        target = Stepped(model)
+        with VerifierEngine(target) as engine:
+            robot, tokens = streaming(engine), []
+            if drafted:
+                robot.tell(0, own_reply()[:drafted])
+            robot.observe()
+            target.free()
+            while isinstance(message := robot.get(), VerifiedTokens):
+                tokens += message.tokens
+            assert message.code == RefusalCode.MODEL_ERROR and "10 tokens" in message.sentence
+            found.append(tokens)
+    assert found[0] == found[1] == found[2] == list(own_reply()[:9])

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target whose passes wait for the test."""
+
+from __future__ import annotations
+
+import threading
+
+from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.cloud.verification import PendingRound
+
+
+class Stepped(LocalTarget):
+    """Each pass over rounds, or steps of streams, waits until ``step`` or ``free`` lets it run."""
+
+    def __init__(self, model: object) -> None:
+        super().__init__(model)
+        self.passes: list[dict[int, list[int]]] = []  # session -> what its robot had drafted
+        self._begun, self._may_run = threading.Semaphore(0), threading.Semaphore(0)
+
+    def verify(self, work, on_early):
+        rounds = [item for item in work if isinstance(item, PendingRound)]
+        if rounds:
+            self.passes.append({item.session.id: list(item.draft.tokens) for item in rounds})
+            self._begun.release()
+            assert self._may_run.acquire(timeout=60)
+        yield from super().verify(work, on_early)
+
+    def begun(self, count: int = 1) -> None:
+        """Wait until ``count`` more passes have begun; the last one waits for ``step``."""
+        for _ in range(count):
+            assert self._begun.acquire(timeout=60)
+
+    def step(self, count: int = 1) -> None:
+        """Let ``count`` passes run, now or when they begin."""
+        self._may_run.release(count)
+
+    def free(self) -> None:
+        """Let all further passes run."""
+        self.step(100_000)

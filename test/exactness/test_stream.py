@@ -73,13 +73,13 @@ def test_stream_ar_and_coupled_rounds_say_what_the_target_alone_says(pair, sampl
     target, draft, asked = pair
     with VerifierEngine(Unhurried(target)) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
         wanted = alone(target, settings(**sampling), asked)
-        for mode in ("stream", "ar", "coupled"):
-            for channel in (LocalChannel(engine), WebsocketChannel(server.url)):
-                found = replies(channel, draft, settings(mode=mode, **sampling), asked)
-                assert [reply.tokens for reply in found] == wanted, mode
-                for reply in found:
-                    assert reply.verified and reply.finished == (reply.tokens[-1] in target.eos_token_ids)
-                    assert sum(len(record.gained) for record in reply.records) == len(reply.tokens)
+        ways = [(mode, LocalChannel(engine)) for mode in ("stream", "ar", "coupled")]
+        for mode, channel in [*ways, ("stream", WebsocketChannel(server.url))]:
+            found = replies(channel, draft, settings(mode=mode, **sampling), asked)
+            assert [reply.tokens for reply in found] == wanted, mode
+            for reply in found:
+                assert reply.verified and reply.finished == (reply.tokens[-1] in target.eos_token_ids)
+                assert sum(len(record.gained) for record in reply.records) == len(reply.tokens)
     assert wanted[0] != wanted[1]
 
 

@@ -19,8 +19,7 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
-# Each process of pytest has a cache directory of its own, since mode auto keeps there what it measures. Those of pip
-# and matplotlib stay, since they are slow to fill.
+# Each process of pytest has a cache directory of its own. Those of pip and matplotlib stay: they are slow to fill.
 _CACHE = tempfile.TemporaryDirectory(prefix="dsd_ros_test_cache_")
 os.environ.setdefault("PIP_CACHE_DIR", str(Path(os.environ["HOME"]) / ".cache" / "pip"))
 os.environ.setdefault("MPLCONFIGDIR", str(Path(tempfile.gettempdir()) / "dsd_ros_test_matplotlib"))

@@ -103,7 +103,7 @@ def _captioned(view: np.ndarray, step: dict[str, Any], number: int) -> Image.Ima
 
 def reply_of(decoded: DecodedReply, text: Callable[[int], str], time_scale: float = 1.0) -> ShownReply:
     """A decoded reply as views show it; its seconds divided by ``time_scale``. ``text``: of one token."""
-    reply = ShownReply(text=decoded.text, done=True)
+    reply = ShownReply(text=decoded.text, done=True, mode=decoded.mode)
     for record in decoded.records:
         reply = reply.with_round(_round_of(record, text, time_scale))
     return reply
@@ -144,7 +144,7 @@ def draw_rounds(replies: Sequence[tuple[str, ShownReply]], width: int = WIDTH) -
         sheet.paste(Image.fromarray(lanes), (0, 0))
         parts += [head, tokens, sheet]
     legend = blank(line_height(_SIZE) + 6, width)
-    draw_legend(legend, 6, 2)
+    draw_legend(legend, 6, 2, replies[0][1].mode)
     return np.concatenate([*parts, legend])
 
 

@@ -39,9 +39,9 @@ COPY = Path(tempfile.gettempdir()) / "dsd_ros"
 PARTS = ("src", "models", "config", "launch", "resource", "tools", "package.xml", "setup.py")
 TRIES = 4
 RUNS = {
-    "straight": {"mode": "dsd", "transport": "dds", "seed": 24, "instruction": "find the silver bottle"},
-    "faults": {"mode": "fsd", "transport": "websocket", "seed": 24, "instruction": "find the silver bottle"},
-    "ball": {"mode": "auto", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
+    "straight": {"mode": "stream", "transport": "dds", "seed": 24, "instruction": "find the silver bottle"},
+    "faults": {"mode": "stream", "transport": "websocket", "seed": 24, "instruction": "find the silver bottle"},
+    "ball": {"mode": "fsd", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
 }  # fmt: skip
 # For `faults`: a picture outlives the cut of its reply. (file, old line, new line)
 PATIENT = (
@@ -54,7 +54,7 @@ SHOWN = (
 )  # fmt: skip
 TRIM_NS, SAVE_NS = 1_000_000_000, 500_000_000
 LATCHED = 10  # messages of a latched topic that a trimmed bag begins with
-PICTURE_BYTES = 15_000  # an upload of at least this much within a quarter of a second is a picture
+PICTURE_BYTES = 8_000  # an upload of at least this much within a quarter of a second is a picture
 
 
 def main() -> int:
@@ -158,7 +158,7 @@ class BadLink:
                 continue
             pictures += 1
             if pictures == 3:
-                self._ended.wait(0.35)  # the reply is under way
+                self._ended.wait(0.05)  # the reply is under way
                 self.proxy.cut()
                 self._ended.wait(4.0)
                 self.proxy.restore()

@@ -7,7 +7,7 @@ fields, so a default stands in one place. This module imports nothing of the pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import field, fields
 from typing import Any
 
@@ -19,7 +19,6 @@ def option(
     high: float | None = None,
     *,
     choices: tuple[str, ...] = (),
-    words: Mapping[str, Any] | None = None,
     allowed: str = "",
     check: Callable[[Any], object] | None = None,
     varies: str = "",
@@ -28,7 +27,6 @@ def option(
 
     :param text: the help text, with the unit.
     :param low: smallest allowed value, ``high`` the largest.
-    :param words: texts that stand for certain values on the command line, e.g. {"auto": 0}.
     :param allowed: the range in words, where "LOW to HIGH" does not say enough.
     :param varies: the default in words, where it depends on the environment.
     :param check: raises ValueError, one sentence, for a value that cannot be used.
@@ -40,8 +38,6 @@ def option(
         metadata["max"] = high
     if choices:
         metadata["choices"] = choices
-    if words:
-        metadata["words"] = words
     if allowed:
         metadata["range"] = allowed
     if check:

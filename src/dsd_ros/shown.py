@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it; and names of durations."""
+"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it; counts and durations."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def shown(text: object, keep: str = "") -> str:
     :param keep: control characters that stay, such as line ends.
     """
     return "".join(c if c in keep or _harmless(c) else c.encode("unicode_escape").decode() for c in masked(str(text)))
+
+
+def counted(count: int, what: str) -> str:
+    """``1 round``, ``2 rounds``, ``2 passes``."""
+    return f"{count} {what}{('es' if what.endswith('s') else 's') * (count != 1)}"
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -72,12 +72,12 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     reply = json.loads(out)
     assert set(reply) >= {
         "tokens", "text", "action", "mode", "rounds", "accepted", "tau", "bytes_up", "bytes_down", "seconds",
-        "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_round_seconds",
-        "verify_round_seconds", "cost_ratio", "link_delay_seconds", "sync_seconds", "peak_memory", "threads",
-        "records", "worker_error",
+        "draft_share", "passes_per_token", "sooner", "miss_rate", "mean_exit", "exits", "predrafts_used",
+        "predrafts_wasted", "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds",
+        "sync_seconds", "peak_memory", "threads", "records", "worker_error",
     }  # fmt: skip
     assert len(reply["records"]) == reply["rounds"]
-    assert reply["mode"] == "auto"
+    assert reply["mode"] == "stream"
     assert reply["rounds"] == len(reply["accepted"])
     assert reply["tau"] == pytest.approx(len(reply["tokens"]) / reply["rounds"])
     assert reply["bytes_up"] > 0 and reply["bytes_down"] > 0
@@ -130,8 +130,7 @@ def test_a_draft_with_another_tokenizer_needs_the_targets(decode, models):
         assert (reply["tokens"], reply["text"]) == (alone["tokens"], alone["text"])
     for options, named in (
         (["--target-tokenizer", models], "tokenizer.json"),
-        (["--target-tokenizer", models / "target", "--mode", "dsd", "--temperature", "1"], "temperature 0"),
-        (["--target-tokenizer", models / "target", "--mode", "fsd", "--pipeline-depth", "2"], "mode dsd"),
+        (["--target-tokenizer", models / "target", "--mode", "dsd"], "use mode stream"),
     ):
         code, out, err = decode(*stranger, *options)
         assert code == shared.EXIT_BAD_INPUT and out == ""

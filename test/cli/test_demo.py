@@ -28,10 +28,9 @@ from dsd_ros.ros.bringup import DEMO_SEED
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
-    "standing_seconds", "bytes_up",
-    "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
-    "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
-    "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
+    "standing_seconds", "bytes_up", "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
+    "link_delay_seconds", "sync_seconds", "draft_share", "passes_per_token", "sooner", "miss_rate", "mean_exit",
+    "exits", "predrafts_used", "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
 }  # fmt: skip
 RUN = """
 import json, socket, sys

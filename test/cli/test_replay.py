@@ -42,7 +42,7 @@ def test_the_shipped_bags_are_what_they_are_said_to_be():
         assert run.ends[-1][1].startswith("ARRIVED: ")
         assert run.parameters_of("draft_node") and run.versions["torch"]
     assert {(s.stats["mode"], s.stats["transport"]) for run in runs.values() for s in run.steps} == {
-        ("dsd", "dds"), ("fsd", "websocket"), ("auto", "websocket"),
+        ("stream", "dds"), ("stream", "websocket"), ("fsd", "websocket"),
     }  # fmt: skip
     faults = runs["faults"]  # the link broke in the middle of a reply
     assert any("LINK_LOST" in stop.causes for stop in faults.stops)

@@ -20,25 +20,25 @@ from dsd_ros.cli.demo_run import DemoReport
 from dsd_ros.cli.story import Story
 from dsd_ros.ros.bringup import DEMO_INSTRUCTION
 
-INFO = "[INFO] [1795748674.206320509] [draft_node]: mode auto begins"
+INFO = "[INFO] [1795748674.206320509] [draft_node]: mode stream begins"
 WARN = "[WARN] [1795748674.206320509] [bridge_node]: the link broke"
 ERROR = "[ERROR] [1795748674.206320509] [simulator_node]: no renderer"
 
 
-def progress(stamp: int, rounds: list[RoundStats]) -> list[ReplyProgress]:
-    """The messages of a reply that grows round by round."""
+def progress(stamp: int, mode: str, rounds: list[RoundStats]) -> list[ReplyProgress]:
+    """The messages of a reply that grows pass by pass, or round by round."""
     text, messages = "", []
     for one in rounds:
         text += "".join(one.gained)
-        messages.append(ReplyProgress(text=text, last_round=one))
-    messages.append(ReplyProgress(text=text, done=True))
+        messages.append(ReplyProgress(text=text, mode=mode, last_round=one))
+    messages.append(ReplyProgress(text=text, mode=mode, done=True))
     for message in messages:
         message.header.stamp.sec = stamp
     return messages
 
 
 def a_run(story: Story) -> None:
-    """A demo of three steps: drafts in sequence, a tree, and one of the robot's way back."""
+    """A demo of three steps: a stream's passes, a tree, and one of the robot's way back."""
     with story:
         story.start("starting 6 processes")
         story.hear("draft_node", INFO)
@@ -46,28 +46,31 @@ def a_run(story: Story) -> None:
         story.hear("simulator_node", ERROR)
         assert story.wait_for(["the camera", "draft_node"])
         assert not story.wait_for([])
-        story.begin("ready after 3.0 s: find the silver bottle")
+        story.begin("ready after 3.0 s: find the silver bottle", "stream")
         story.hear("bridge_node", WARN)
         story.hear("view_node", "[INFO] [1.0] [view_node]: live page at http://127.0.0.1:9090/")
-        sequence = [
-            RoundStats(drafted=4, depth=4, accepted=2, gained=["The", " way", " is"], rejected=[" no", " box"]),
+        passes = [
+            RoundStats(drafted=4, depth=1, accepted=2, gained=["The", " way", " is"], rejected=[" no", " box"]),
             RoundStats(drafted=1, depth=1, accepted=1, gained=[" open.", " Action:"]),
             RoundStats(gained=[" forward 50 cm"]),
         ]
-        for message in progress(7, sequence):
+        for message in progress(7, "stream", passes):
             story.progress(message)
-        stats = DecodeStats(mode="dsd", tokens=6, rounds=3, total_time=Duration(nanosec=500_000_000))
-        stats.verify_round_time, stats.verify_time = Duration(nanosec=100_000_000), Duration(nanosec=400_000_000)
+        stats = DecodeStats(mode="stream", tokens=6, rounds=3, total_time=Duration(nanosec=500_000_000))
+        stats.draft_share, stats.sooner = 0.5, 1.4
         action = NavAction(step=1, kind=NavAction.FORWARD, distance=0.5, reasoning="The way is open.", verified=True)
         action.observation_stamp = Time(sec=7)
         story.step(action, stats)
         tree = [RoundStats(drafted=6, depth=2, accepted=1, gained=["Action:", " stop"], rejected=["a", "b", "c"])]
-        for message in progress(8, tree):
+        for message in progress(8, "mc-dsd", tree):
             story.progress(message)
-        stats = DecodeStats(mode="dsd", tokens=2, rounds=1, total_time=Duration(nanosec=250_000_000))
+        stats = DecodeStats(
+            mode="mc-dsd", tokens=2, rounds=1, draft_share=0.5, total_time=Duration(nanosec=250_000_000)
+        )
         story.step(NavAction(step=2, observation_stamp=Time(sec=8), verified=True, reasoning="There."), stats)
         story.step(NavAction(step=3, reasoning="On the way back.", retracing=True), DecodeStats())
         report = DemoReport(reached=True, distance_m=0.31, seconds=10.1, outcome="ARRIVED", message="Here it is.")
+        report.mode = "stream"
         report.steps, report.path = [{"tokens": 6, "rounds": 3}, {"tokens": 2, "rounds": 1}], [[0, 0, 0], [3, 4, 0]]
         report.speedup_estimate = story.speedup()
         story.end(report, "runs/one")
@@ -83,8 +86,8 @@ HEAD = [
 TAIL = [
     "step  3: stop                   On the way back.",
     "REACHED after 10.1 s and 2 actions, 0.31 m from the target, 0 collisions. ARRIVED: Here it is.",
-    "  walked 5.0 m; decoded 8 tokens in 4 rounds with the verifier",
-    "  decoding was about 1.4 times as fast as the target alone (estimated from the verifier's time a round)",
+    "  walked 5.0 m; decoded 8 tokens in 4 passes, 50 % from drafts",
+    "  decoding was about 1.4 times as fast as the target alone (an estimate: each token from a draft saved a pass)",
     "  bag: runs/one (dsd inspect runs/one)",
     "  live page at http://127.0.0.1:9090/",
     "  the nodes' log: LOG",
@@ -93,16 +96,16 @@ PLAIN = [
     *HEAD,
     "bridge_node: the link broke",
     "live page at http://127.0.0.1:9090/",
-    "step  1: forward 50 cm          6 tokens in 3 rounds, 0.50 s     | The way is open.",
+    "step  1: forward 50 cm          6 tokens in 3 passes, 0.50 s     | The way is open.",
     "step  2: stop                   2 tokens in 1 round, 0.25 s      | There.",
     *TAIL,
 ]
 COLOURED = [
     *HEAD,
-    "accepted drafts, rejected drafts ([n]: n of a tree), the target's own tokens",
+    "accepted drafts, rejected drafts, the target's own tokens",
     "bridge_node: the link broke",
     "live page at http://127.0.0.1:9090/",
-    "step  1: forward 50 cm          The way no box is open. Action: forward 50 cm  6 tokens in 3 rounds, 0.50 s",
+    "step  1: forward 50 cm          The way no box is open. Action: forward 50 cm  6 tokens in 3 passes, 0.50 s",
     "step  2: stop                   Action:[3] stop  2 tokens in 1 round, 0.25 s",
     *TAIL,
 ]
@@ -220,19 +223,17 @@ def test_old_logs_go_and_an_unwritable_cache_is_no_failure(monkeypatch, tmp_path
         assert story.log.exists()
 
 
-def test_a_mode_without_drafts_has_no_speed_to_compare(monkeypatch, tmp_path):
+def test_only_a_streams_drafts_have_a_speed_to_compare(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with Story() as story:
-        second = Duration(sec=1)
-        stats = DecodeStats(mode="ar", tokens=6, rounds=6, total_time=second, verify_round_time=second)
-        story.step(NavAction(step=1, verified=True), stats)
-        assert story.speedup() is None
-        # Read in 3 s, then 5 tokens of 1 s; 4 s in all.
-        stats = DecodeStats(mode="dsd", tokens=6, rounds=2, total_time=Duration(sec=4), verify_round_time=second)
-        stats.verify_time = Duration(sec=4)
-        story.step(NavAction(step=2, verified=True), stats)
-        assert story.speedup() == pytest.approx(8.0 / 4.0)
+        for mode in ("ar", "dsd"):
+            story.step(NavAction(verified=True), DecodeStats(mode=mode, tokens=6, rounds=6, total_time=Duration(sec=1)))
+            assert story.speedup() is None
+        for sooner, seconds in ((1.5, 1), (1.25, 3)):
+            stats = DecodeStats(mode="stream", tokens=6, rounds=2, sooner=sooner, total_time=Duration(sec=seconds))
+            story.step(NavAction(verified=True), stats)
+        assert story.speedup() == pytest.approx((1.5 + 3 * 1.25) / 4)
 
 
 def test_a_childs_last_words_leave_out_the_preamble_of_ros(monkeypatch, tmp_path):
@@ -255,8 +256,12 @@ def test_decode_colours_its_tokens_and_explains_itself_in_plain_words(models, pi
     assert re.search(r"\x1b\[32m[^\x1b]+\x1b\[0m", output) and "\x1b[94m" in output
     *_, legend, figures = Screen(output).text()
     assert legend == "accepted drafts, rejected drafts ([n]: n of a tree), the target's own tokens"
-    plain = r"\d+ tokens in \d+ rounds with the verifier, [\d.]+ s, [\d.]+ kB up, [\d.]+ kB down"
+    plain = r"\d+ tokens in \d+ rounds with the verifier, \d+ % from drafts, [\d.]+ s, [\d.]+ kB up, [\d.]+ kB down"
     assert re.fullmatch(plain, figures)
+    stream = [{"dsd": "stream"}.get(word, word) for word in command]
+    said = subprocess.run(stream, capture_output=True, text=True, timeout=300).stderr.strip()
+    passes = r"\d+ tokens in \d+ pass(es)? of the target, \d+ % from drafts, [\d.]+ s, about .* \(estimate\), .* down"
+    assert re.fullmatch(passes, said), said
     done = subprocess.run([*command, "--stats"], capture_output=True, text=True, timeout=300)
     first, second = done.stderr.splitlines()
     assert re.fullmatch(plain, first) and "tau" in second and "T_q" in second and "T_c" in second
@@ -272,12 +277,12 @@ def test_the_demo_at_a_terminal_line_by_line(ros_domain, tmp_path):
     steps = [line for line in lines if line.startswith("step ")]
     wanted = [
         r"starting \d processes; the nodes' log: /\S+",
-        rf"ready after [\d.]+ s: seed 24, mode auto over dds: {DEMO_INSTRUCTION}",
-        r"accepted drafts, rejected drafts .*, the target's own tokens",
+        rf"ready after [\d.]+ s: seed 24, mode stream over dds: {DEMO_INSTRUCTION}",
+        r"accepted drafts, rejected drafts, the target's own tokens",
         *(rf"step {number:2}: (forward|turn|stop).*" for number in range(1, len(steps) + 1)),
         r"REACHED after [\d.]+ s and \d+ actions, 0\.\d\d m from the target, 0 collisions\. ARRIVED: .*",
-        r"  walked \d\.\d m; decoded \d+ tokens in \d+ rounds with the verifier",
-        r"  decoding was about [\d.]+ times as fast as the target alone .*",
+        r"  walked \d\.\d m; decoded \d+ tokens in \d+ passes, \d+ % from drafts",
+        r"  decoding was about [\d.]+ times as fast as the target alone \(an estimate: .*",
         r"  bag: \S+ \(dsd inspect \S+\)",
         r"  the nodes' log: /\S+",
     ]

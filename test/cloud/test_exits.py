@@ -274,9 +274,7 @@ def test_exits_forecast_a_token_that_the_robot_draws(directory, tmp_path):
                 return [session.decode(IMAGE, "find the bottle") for _ in range(3)]
 
         wanted = decoded(mode="dssd")
-        replies = decoded(
-            mode="fsd", proof="split", predraft_source="exits", predraft_workers=2, predraft_when="always"
-        )
+        replies = decoded(mode="fsd", proof="split", predraft_source="exits", predraft_workers=2)
     assert [reply.tokens for reply in replies] == [reply.tokens for reply in wanted]
     rounds = [record for reply in replies for record in reply.records]
     rejected = [record for record in rounds if record.accepted < record.depth]

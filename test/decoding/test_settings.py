@@ -17,8 +17,11 @@ def test_every_preset_can_be_had_by_name():
 
 
 def test_an_unknown_mode_is_refused_naming_the_known():
-    with pytest.raises(ModeError, match="unknown mode 'fast'; known modes are auto, ar, dsd"):
+    with pytest.raises(ModeError, match="unknown mode 'fast'; known modes are stream, ar, dsd"):
         DecodeSettings(mode="fast")
+    for name in ("auto", "best"):
+        with pytest.raises(ModeError, match=f"mode {name} is gone: use stream"):
+            DecodeSettings(mode=name)
 
 
 def test_every_setting_is_described_and_bounded():
@@ -36,11 +39,10 @@ def test_every_setting_is_described_and_bounded():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("draft_length", -2), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
+        ("draft_length", 0), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
         ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1), ("max_tokens", 0), ("max_tokens", 5000),
         ("predraft_source", "hopes"), ("predraft_workers", 0), ("predraft_workers", 65),
-        ("predraft_policy", "lifo"), ("predraft_budget", 0), ("predraft_batch", 65),
-        ("pipeline_depth", 0), ("pipeline_depth", 9), ("exit_policy", "random"),
+        ("predraft_budget", 0), ("pipeline_depth", 0), ("pipeline_depth", 9),
         ("min_exit_confidence", 1.5), ("min_exit_confidence", float("nan")),
         ("shape", "bush"), ("tree_budget", 0), ("tree_budget", 65), ("tree_expansion", "2,0"),
         ("tree_expansion", ""), ("tree_expansion", "2,two"), ("tree_expansion", "4,4,4"),
@@ -65,6 +67,12 @@ def test_exits_are_named_by_their_layers():
     assert DecodeSettings(exit_layers=" 4, 2,4 ").exits == (2, 4)
 
 
+def test_exits_are_used_where_they_name_outcomes_to_draft_ahead_for():
+    assert DecodeSettings(mode="fsd").uses_exits
+    for values in ({"mode": "dsd"}, {"predraft_source": "guesses"}, {"exit_layers": "none"}):
+        assert not DecodeSettings(**{"mode": "fsd"} | values).uses_exits
+
+
 def test_only_some_modes_draft_ahead():
     assert DecodeSettings(mode="fsd").predrafts
     assert not DecodeSettings(mode="dsd").predrafts and not DecodeSettings(mode="ar").predrafts
@@ -77,7 +85,7 @@ def test_a_mode_has_its_proof_unless_another_is_asked_for():
     assert DecodeSettings(mode="coupled", proof="full").proven_by is Proof.FULL
     # The target alone can draw with the noise that coupled drafts are drawn with.
     assert DecodeSettings(mode="ar", proof="coupled").proven_by is Proof.COUPLED
-    with pytest.raises(SettingsError, match="mode ar has no drafts that proof 'full'"):
+    with pytest.raises(SettingsError, match="mode ar draws with shared noise, not by proof 'full'"):
         DecodeSettings(mode="ar", proof="full")
 
 
@@ -104,7 +112,7 @@ def test_a_mode_has_its_shape_unless_another_is_asked_for():
     assert DecodeSettings(mode="fsd", shape="budget").shaped_by is Shape.BUDGET
     assert DecodeSettings(mode="dssd", shape="expansion", temperature=1.0).splits
     assert DecodeSettings(mode="ar", shape="sequence").shaped_by is Shape.SEQUENCE
-    with pytest.raises(SettingsError, match="mode ar has no drafts that could have shape 'expan"):
+    with pytest.raises(SettingsError, match="mode ar has no rounds whose drafts could have shape 'expan"):
         DecodeSettings(mode="ar", shape="expansion")
 
 
@@ -113,18 +121,6 @@ def test_a_draft_is_as_deep_as_its_shape_says():
     assert DecodeSettings(mode="dsd", draft_length=7, shape="budget").depth == 7
     chosen = DecodeSettings(mode="dsd", draft_length=7, shape="expansion", tree_expansion=" 3, 2")
     assert chosen.depth == 2 and chosen.expansion == (3, 2)
-
-
-def test_a_length_is_the_presets_or_chosen_as_it_goes_unless_given():
-    for name, preset in PRESETS.items():
-        chosen = DecodeSettings(mode=name)
-        assert chosen.draft_length == preset.draft_length
-        assert chosen.tunes == (not preset.draft_length)
-        assert DecodeSettings(mode=name, draft_length=3).tunes == preset.adapts
-    chosen = DecodeSettings(mode="dsd", draft_length=0)
-    assert chosen.tunes and chosen.depth == 64
-    assert not DecodeSettings(draft_length=0, mode="ar").tunes
-    assert not DecodeSettings(mode="dsd", draft_length=0, shape="expansion").tunes
 
 
 def test_a_tree_by_budget_needs_a_target_that_says_one_token():

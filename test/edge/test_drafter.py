@@ -16,8 +16,6 @@ from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_model import Drafting, ModelDraft, advance
-from dsd_ros.edge.proposer import Plan
-from dsd_ros.edge.strategies import TREE
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
@@ -164,9 +162,9 @@ def test_a_token_that_the_draft_model_lacks_ends_drafting():
 def test_the_settings_of_a_decode_shape_its_drafts():
     chosen = DecodeSettings(mode="mc-tslt", temperature=1.0, tree_expansion="3,1", seed=4)
     found = Drafting(chosen, frozenset({2}), 5)
-    assert (found.plan(1), found.shape_of(Plan(2)), found.draws) == (Plan(2), Shape.EXPANSION, True)
+    assert (found.depth, found.shape, found.draws) == (2, Shape.EXPANSION, True)
     assert found.method is truncated
     context = found.context(1, 0)
     assert (context.top_k, context.seed, context.reply) == (32, 4, 5)
     found = Drafting(DecodeSettings(mode="dsd", shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
-    assert (found.plan(1), found.shape_of(Plan(5, 9)), found.draws) == (Plan(5, 9, TREE), Shape.BUDGET, False)
+    assert (found.depth, found.shape, found.draws) == (5, Shape.BUDGET, False)

@@ -15,7 +15,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.messages import Outcome, SessionReply
+from dsd_ros.wire.messages import Outcome, SessionReply, VerifiedTokens
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 
@@ -58,9 +58,13 @@ def test_a_vocabulary_that_is_not_the_robots_is_refused_before_memory_is_taken(e
 
 
 @pytest.mark.parametrize("token", [12, 13, 511, (1 << 20) - 1])
-@pytest.mark.parametrize("mode", ["dsd", "ar", "fsd"])
+@pytest.mark.parametrize("mode", ["dsd", "stream", "ar", "fsd"])
 def test_a_token_outside_the_vocabulary_is_never_verified(engine, token, mode):
-    sentence = refused(engine, Outcome, DecodeSettings(mode=mode), next_token=token)
+    settings = DecodeSettings(mode=mode)
+    if settings.preset.streams:
+        assert "does not follow the protocol" in refused(engine, VerifiedTokens, settings, tokens=[token])
+        return
+    sentence = refused(engine, Outcome, settings, next_token=token)
     assert f"token {token}" in sentence and "12 tokens" in sentence
 
 

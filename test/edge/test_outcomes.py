@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings as profile, strategies as st
@@ -24,17 +22,17 @@ def drafted(gamma: int = 4, max_tokens: int = 50, eos: tuple[int, ...] = (11,)) 
     return of
 
 
-def outcomes(policy="priority", budget=100, paper=False, **values) -> OutcomeQueue:
-    return OutcomeQueue(drafted(**values), policy, budget, random.Random(0), paper)
+def outcomes(budget=100, paper=False, **values) -> OutcomeQueue:
+    return OutcomeQueue(drafted(**values), budget, paper)
 
 
 named = st.tuples(st.integers(0, 4), st.integers(0, 10), st.floats(0.01, 1.0))
 
 
-@given(st.lists(named, max_size=40), st.sampled_from(["priority", "fifo", "random"]))
+@given(st.lists(named, max_size=40))
 @profile(max_examples=60)
-def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
-    queue = outcomes(policy)
+def test_each_outcome_comes_out_once_the_likeliest_first(items):
+    queue = outcomes()
     for accepted, token, score in items:
         queue.name(accepted, token, "guess", score)
     came = []
@@ -43,23 +41,15 @@ def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
     assert {(p.accepted, p.next_token) for p in came} == {(a, t) for a, t, _ in items}
     assert len({queue.round.tokens_of(p.accepted, p.next_token) for p in came}) == len(came)
     assert queue.begun == len(came) and len(queue) == 0
-    if policy == "priority":
-        assert [p.score for p in came] == sorted((p.score for p in came), reverse=True)
-        for p in came:
-            assert p.score == max(s for a, t, s in items if (a, t) == (p.accepted, p.next_token))
-    if policy == "fifo":
-        assert [p.order for p in came] == sorted(p.order for p in came)
+    assert [p.score for p in came] == sorted((p.score for p in came), reverse=True)
+    for p in came:
+        assert p.score == max(s for a, t, s in items if (a, t) == (p.accepted, p.next_token))
 
 
-@given(
-    st.lists(named, min_size=1, max_size=30),
-    st.integers(1, 10),
-    st.sampled_from(["priority", "fifo", "random"]),
-    st.integers(0, 99),
-)
+@given(st.lists(named, min_size=1, max_size=30), st.integers(1, 10))
 @profile(max_examples=60)
-def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budget, policy, seed):
-    queue = OutcomeQueue(drafted(), policy, budget, random.Random(seed), False)
+def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budget):
+    queue = outcomes(budget)
     for accepted, token, score in items:
         queue.name(accepted, token, "guess", score)
     steps = 0
@@ -88,7 +78,7 @@ def test_exits_rerank_guesses_and_nothing_begun_is_dropped(news):
             before = queue.find(*key)
             old = before.score if before is not None else 0.0
             others = {k: queue.find(*k).score for k in scores if queue.find(*k) is not None}
-            queue.heed(accepted, token, value)
+            queue.forecast(accepted, token, value)
             assert queue.find(*key).score == pytest.approx(value + (1 - value) * old)
             for other, score in others.items():
                 left = queue.find(*other)
@@ -115,9 +105,9 @@ def test_places_are_kept_for_what_is_still_to_be_named():
 
 def test_exits_alone_score_by_their_confidence():
     queue = outcomes(paper=True)
-    queue.heed(1, 5, 0.4)
-    queue.heed(2, 6, 0.9)
-    queue.heed(1, 5, 0.6)
+    queue.forecast(1, 5, 0.4)
+    queue.forecast(2, 6, 0.9)
+    queue.forecast(1, 5, 0.6)
     assert [(p.accepted, p.score) for p in (queue.pop(), queue.pop())] == [(2, 0.9), (1, 0.6)]
     assert queue.find(1, 5).source == "exit"
 
@@ -126,8 +116,8 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
     queue = outcomes()
     queue.guess([Guess(0, 1, 0.5), Guess(0, 2, 0.4)])
     assert queue.pop() is queue.find(0, 1)
-    queue.heed(0, 1, 0.5)
-    queue.heed(0, 2, 0.9)
+    queue.forecast(0, 1, 0.5)
+    queue.forecast(0, 2, 0.9)
     assert queue.find(0, 1).source == "guess" and queue.find(0, 2).source == "exit"
 
 

@@ -12,7 +12,7 @@ from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.results import DecodedReply, SpeculativeDecoding
+from dsd_ros.edge.results import DecodedReply, RoundRecord, SpeculativeDecoding
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LocalChannel
 
@@ -65,7 +65,7 @@ def test_it_agrees_with_the_steps(steps):
     "values",
     [
         {"mode": "dsd", "draft_length": 5}, {"mode": "dssd", "temperature": 1.0, "draft_length": 3},
-        {"mode": "mc-dsd", "temperature": 1.0}, {"mode": "best", "draft_length": 4}, {"mode": "fsd"},
+        {"mode": "mc-dsd", "temperature": 1.0}, {"mode": "stream"}, {"mode": "fsd"},
     ],
 )  # fmt: skip
 def test_a_reply_reports_its_drafts(values):
@@ -86,3 +86,28 @@ def test_a_reply_without_drafts_has_none():
     reply = decode(None, DecodeSettings(mode="ar", max_tokens=8))
     assert reply.speculative_decoding is None
     assert reply.as_json()["speculative_decoding"] is None
+    assert (reply.draft_share, reply.passes_per_token, reply.sooner) == (0.0, 1.0, 0.0)
+    assert reply.summary().startswith("ar: 8 tokens in 8 passes, ") and "draft" not in reply.summary()
+
+
+def passes(mode: str, *verify: float, accepted: tuple[int, ...], seconds: float = 1.0) -> DecodedReply:
+    """A reply of passes that took so long, and accepted so many drafted tokens."""
+    records = [
+        RoundRecord(4, held, 0.0, 0.1, took, 0, 0, gained=(7,) * (held + 1))
+        for took, held in zip(verify, accepted, strict=True)
+    ]
+    tokens = [token for record in records for token in record.gained]
+    return DecodedReply(tokens, "", mode, True, seconds, 0.1, 100, 50, records, draft_length=mode != "ar")
+
+
+def test_how_much_sooner_a_stream_is_is_estimated_by_the_passes_that_drafts_saved():
+    reply = passes("stream", 0.5, 0.1, 0.2, 0.0, accepted=(0, 3, 1, 0))  # the last tokens were sent again
+    assert (len(reply.tokens), reply.rounds) == (8, 4)
+    assert (reply.draft_share, reply.passes_per_token) == (0.5, 0.5)
+    assert reply.verify_round_seconds == pytest.approx(0.15)
+    assert reply.sooner == pytest.approx((1.0 + 4 * 0.1) / 1.0)  # by the least pass
+    said = reply.summary()
+    assert "8 tokens in 4 passes, 1.000 s, 50 % from drafts, about 1.4 times" in said and "(estimate)" in said
+    assert not any(word in said for word in ("T_c", "tau", "miss rate", "gamma"))
+    assert reply.link_delay_seconds == reply.miss_rate == 0.0
+    assert passes("dsd", 0.5, 0.1, accepted=(0, 3)).sooner == passes("stream", 0.5, accepted=(0,)).sooner == 0.0

@@ -17,10 +17,10 @@ from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout, LocalChannel
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
-from dsd_ros.wire.messages import Draft, Observation, Outcome
+from dsd_ros.wire.messages import Draft, DraftTokens, Observation, Outcome
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
-MODES = ("ar", "dsd", "fsd")
+MODES = ("stream", "ar", "dsd", "fsd")
 
 
 @pytest.fixture
@@ -65,13 +65,14 @@ def test_a_reply_says_what_it_took(channel, target, draft, mode):
     assert reply.rounds == len(reply.records) == len(reply.accepted)
     assert sum(reply.accepted) + reply.rounds == 30
     assert reply.tau == 30 / reply.rounds
-    assert reply.tau == 1 if mode == "ar" else reply.tau > 1
+    assert reply.tau == 1 if mode == "ar" else reply.tau > 1 or mode == "stream"
     assert reply.bytes_down == channel.bytes_down - down > 0
     assert 0 < reply.bytes_up < channel.bytes_up - up  # the rest is the closing
     assert sum(r.bytes_down for r in reply.records) == reply.bytes_down
     assert reply.verify_seconds > 0 and reply.wait_seconds > 0
-    assert (reply.draft_seconds > 0) == (mode != "ar")
-    assert reply.draft_seconds + reply.wait_seconds + reply.prefill_seconds <= reply.seconds
+    streams = mode in ("stream", "ar")
+    assert (reply.draft_seconds > 0) != streams  # nothing waits for a stream's drafts
+    assert reply.draft_seconds + reply.wait_seconds + (not streams) * reply.prefill_seconds <= reply.seconds
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -288,13 +289,14 @@ def test_an_outcome_that_accepts_more_than_was_drafted_is_refused(engine, draft)
 
     with (
         Generous(engine) as channel,
-        EdgeSession(channel, draft, DecodeSettings()) as session,
+        EdgeSession(channel, draft, DecodeSettings(mode="dsd")) as session,
         pytest.raises(VerifierRefused, match="does not follow the protocol"),
     ):
         session.decode(IMAGE, "go")
 
 
-def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target):
+@pytest.mark.parametrize("mode", ["stream", "dsd"])
+def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target, mode):
     order = []
 
     class Watched(LocalChannel):
@@ -309,10 +311,11 @@ def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target)
 
     with (
         Watched(engine) as channel,
-        EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(max_tokens=5)) as session,
+        EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(mode=mode, max_tokens=5)) as session,
     ):
         session.decode(IMAGE, "go")
-    assert order.index(Observation) < order.index("prefill") < order.index(Draft)
+    assert order.index(Observation) < order.index("prefill")
+    assert not {Draft, DraftTokens} & set(order[: order.index("prefill")])
 
 
 def test_greedy_rounds_carry_no_distributions(engine, draft):
@@ -348,3 +351,21 @@ def test_limits_wait_no_longer_than_they_may():
     assert Limits(deadline=time.monotonic() + 1).slice(9) <= 1
     with pytest.raises(DeadlineExceeded):
         Limits(deadline=time.monotonic() + 0.02).sleep(60)
+
+
+def test_a_drafter_that_reads_for_long_keeps_no_reply_waiting(engine, target):
+    """The target says its whole reply meanwhile; the next reply drafts, once the first prompt has been read."""
+    read = threading.Event()
+
+    class Slow(TableModel):
+        def prefill(self, image, instruction, history=()):
+            assert read.wait(20)
+            return super().prefill(image, instruction, history)
+
+    with (
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, Slow(1, 12, ends=False), DecodeSettings(max_tokens=8)) as session,
+    ):
+        assert session.decode(IMAGE, "go").tokens == greedy(target, 8)
+        read.set()
+        assert session.decode(IMAGE, "go").tokens == greedy(target, 8)

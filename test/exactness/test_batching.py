@@ -40,7 +40,7 @@ MODES: list[dict[str, object]] = [  # one a robot; what each says is fixed, what
     {"mode": "coupled", "temperature": 0.8},
     {"mode": "fsd", "proof": "coupled", "temperature": 1.0, "shape": "budget"},
     {"mode": "ar", "proof": "coupled", "temperature": 1.2},
-    {"mode": "auto", "temperature": 0.9},
+    {"mode": "tslt", "temperature": 0.9},
 ]
 
 
@@ -439,10 +439,9 @@ def test_a_long_prompt_stalls_nobody(gate, target, draft, picture):
         held = Noting(target, gate)
         with VerifierEngine(held, EngineSettings(**limits)) as engine:
             busy, long = Robot(engine), Robot(engine)
-            for robot in (busy, long):
-                robot.open()
+            busy.open(mode="ar", max_tokens=60)
+            long.open()
             busy.observe(height=height, width=width, image=small)
-            busy.draft(1, 0, autonomous_rounds=60)
             assert held.entered.wait(20)
             long.observe(height=112, width=112, image=image, instruction="go there and back again")
             long.draft(1, 0, [1, 2])

@@ -43,15 +43,13 @@ NOISE = {"proof": "coupled", "temperature": 0.9}
 # Settings that have to give the constrained target's own tokens, greedy or with its noise.
 WAYS: list[dict] = [
     *({"mode": mode} for mode in PRESETS),
-    {"mode": "fsd", "pipeline_depth": 3, "predraft_when": "always"},
-    {"mode": "fsd", "predraft_source": "guesses", "predraft_batch": 4, "predraft_when": "always"},
-    {"mode": "fsd", "shape": "budget", "pipeline_depth": 2, "predraft_when": "always"},
+    {"mode": "fsd", "pipeline_depth": 3},
+    {"mode": "fsd", "predraft_source": "guesses", "predraft_workers": 64},
+    {"mode": "fsd", "shape": "budget", "pipeline_depth": 2},
     {"mode": "dsd", "shape": "expansion"},
-    {"mode": "dsd", "draft_source": "lookup"},
-    *(NOISE | {"mode": mode} for mode in ("ar", "coupled", "auto")),
-    NOISE | {"mode": "fsd", "pipeline_depth": 2, "predraft_when": "always"},
+    *(NOISE | {"mode": mode} for mode in ("ar", "coupled")),
+    NOISE | {"mode": "fsd", "pipeline_depth": 2},
     NOISE | {"mode": "dsd", "shape": "expansion"},
-    NOISE | {"mode": "best"},
 ]
 
 
@@ -135,11 +133,7 @@ def test_a_draft_that_does_not_know_the_form_only_costs_time(engine, draft, aske
 def test_over_a_websocket_and_a_bad_link(speaking_directory, engine, draft, asked, alone, serving):
     with ExitStack() as stack:
         url = stack.enter_context(serving(str(speaking_directory), "exit_share=1.0"))
-        for values in (
-            {},
-            {"mode": "fsd", "pipeline_depth": 2, "predraft_when": "always"},
-            NOISE | {"mode": "coupled"},
-        ):
+        for values in ({}, {"mode": "fsd", "pipeline_depth": 2}, NOISE | {"mode": "coupled"}):
             chosen = settings(**values)
             assert replies(stack.enter_context(WebsocketChannel(url)), draft, chosen, asked) == alone(chosen)
     for number in range(2):
@@ -164,7 +158,7 @@ def test_in_one_pass_with_robots_that_are_free(engine, draft, asked, alone):
 def test_translated_drafts(speaking, engine, asked, alone, tmp_path_factory):
     foreign = load_model(ModelSettings(str(make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True))))
     vocabulary = Vocabulary(speaking.tokenizer.to_str())
-    for values in ({}, NOISE | {"mode": "coupled"}, {"mode": "fsd", "predraft_source": "exits"}):
+    for values in ({"mode": "stream"}, {"mode": "stream", "temperature": 0.9}):
         chosen = settings(**values)
         found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
         assert found == alone(chosen), values
@@ -175,7 +169,7 @@ def test_with_vllm(monkeypatch, target_directory, target, draft, asked):
     front = load_front(ModelSettings(str(target_directory)))
     served = EngineTarget(front, VllmEngine(front, BackendSettings("vllm"), "float32"), 20.0, pytest.fail)
     with VerifierEngine(served) as engine, VerifierEngine(target) as own:
-        for values in ({}, {"mode": "mc-dsd"}, NOISE | {"mode": "best"}, {"mode": "dsd", "temperature": 0.9}):
+        for values in ({}, {"mode": "mc-dsd"}, NOISE | {"mode": "coupled"}, {"mode": "dsd", "temperature": 0.9}):
             found = replies(LocalChannel(engine), draft, settings(**values), asked)
             assert found == replies(LocalChannel(own), draft, settings(**values), asked)
             if "proof" in values or not values.get("temperature"):
@@ -249,8 +243,7 @@ SAMPLED = [
     {"mode": "mc-tslt", "tree_expansion": "2,2", "top_k_proof": 4},
     {"mode": "fsd", "draft_length": 2, "top_p": 0.9},
     {"mode": "fsd", "proof": "split", "draft_length": 2},
-    {"mode": "auto", "top_k": 6},
-    {"mode": "coupled", "draft_length": 3},
+    {"mode": "coupled", "draft_length": 3, "top_k": 6},
 ]
 
 

@@ -113,7 +113,7 @@ def undisturbed(engine, drafter):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("asked", [{}, {"exit_layers": [2]}, {"exit_policy": "fifo"}, {"min_exit_confidence": 0.3}])
+@pytest.mark.parametrize("asked", [{}, {"exit_layers": [2]}, {"min_exit_confidence": 0.3}])
 def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed, temperature, asked):
     player = Player(engine, drafter, temperature, exits=True, **asked)
     assert verdicts(player.play()) == undisturbed[temperature]

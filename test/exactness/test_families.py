@@ -19,8 +19,8 @@ MODES = [
     {"mode": "dsd"},
     {"mode": "dsd", "shape": "budget", "tree_budget": 6},
     {"mode": "fsd", "predraft_workers": 2},
-    {"mode": "fsd", "predraft_workers": 4, "predraft_batch": 4, "pipeline_depth": 2},
-    {"mode": "auto"},
+    {"mode": "fsd", "predraft_workers": 64, "pipeline_depth": 2},
+    {"mode": "coupled"},
 ]
 COUPLED = {"proof": "coupled", "temperature": 0.9, "seed": 7}
 

@@ -18,7 +18,7 @@ from tiny_models import make_tiny_model
 from dsd_lab.bench.pace import Pace, paced
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.decoding.settings import PREDRAFT_POLICIES, PREDRAFT_SOURCES, DecodeSettings
+from dsd_ros.decoding.settings import PREDRAFT_SOURCES, DecodeSettings
 from dsd_ros.edge import ahead
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.draft_model import ModelDraft
@@ -35,10 +35,15 @@ IMAGE = np.full((2, 2, 3), 5, np.uint8)
 EVERY_EXIT = EngineSettings(exit_share=1.0)
 
 
+THREADS, BATCH = 64, 1  # processors: one for each worker, and too few for them
+
+
 @pytest.fixture(autouse=True)
-def many_processors(monkeypatch):
-    """As many worker threads as the settings say, whatever this machine has; ``test/edge/test_ahead.py`` has few."""
-    monkeypatch.setattr(ahead, "processors", lambda: 64)
+def processors(request, monkeypatch):
+    """As many processors as the test says; else one for each worker, whatever this machine has."""
+    count = getattr(request, "param", THREADS)
+    monkeypatch.setattr(ahead, "processors", lambda: count)
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +84,13 @@ class Unhurried(LocalChannel):
         message = super().receive(timeout)
         if isinstance(message, Outcome) and message.is_final:
             deadline = time.monotonic() + 20
-            while waiting(self.session._proposer) and time.monotonic() < deadline:
+            while waiting(self.session._decoder.proposer) and time.monotonic() < deadline:
                 time.sleep(0.002)
         return message
 
 
 def decode(channel, draft, image, instruction, replies: int = 1, **values) -> list[DecodedReply]:
-    chosen = DecodeSettings(seed=3, **({"mode": "dsd", "max_tokens": 14, "predraft_when": "always"} | values))
+    chosen = DecodeSettings(seed=3, **({"mode": "dsd", "max_tokens": 14} | values))
     with EdgeSession(channel, draft, chosen, LinkSettings(response_timeout_s=10)) as session:
         channel.session = session
         return [session.decode(image, instruction) for _ in range(replies)]
@@ -115,21 +120,23 @@ def plain(speaking, draft, picture):
 
 
 @pytest.mark.parametrize(
-    ("depth", "batch"),
-    [(1, 1), (3, 4), pytest.param(1, 4, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("policy", PREDRAFT_POLICIES)
+    ("depth", "processors"),
+    [
+        (1, THREADS), (3, BATCH), pytest.param(1, BATCH, marks=pytest.mark.slow),
+        pytest.param(3, THREADS, marks=pytest.mark.slow),
+    ],
+    indirect=["processors"],
+)  # fmt: skip
 @pytest.mark.parametrize("source", PREDRAFT_SOURCES)
-def test_every_combination_gives_the_tokens_of_dsd(speaking, draft, picture, plain, source, policy, batch, depth):
-    seed = random.Random(f"{source}{policy}{batch}{depth}").randrange(5)
+def test_every_combination_gives_the_tokens_of_dsd(speaking, draft, picture, plain, source, processors, depth):
+    seed = random.Random(f"{source}{processors}{depth}").randrange(5)
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         for temperature, kind in ((0.0, Unhurried), (1.0, LocalChannel), (1.0, Unhurried)):
             with kind(engine) as channel:
                 (reply,) = decode(
                     channel, draft, picture(seed), INSTRUCTIONS[seed % 3], mode="fsd",
-                    temperature=temperature, predraft_source=source, predraft_policy=policy,
-                    predraft_batch=batch, pipeline_depth=depth, predraft_workers=4,
-                    predraft_budget=8,
+                    temperature=temperature, predraft_source=source, pipeline_depth=depth,
+                    predraft_workers=4, predraft_budget=8,
                 )  # fmt: skip
             assert reply.tokens == plain(seed, temperature) and not reply.worker_error
             assert source != "guesses" or reply.exits == 0
@@ -141,7 +148,7 @@ BUDGET = {"shape": "budget", "tree_budget": 10}
 EXPANSION = {"shape": "expansion", "tree_expansion": "2,2,1"}
 
 
-@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (3, 4)])
+@pytest.mark.parametrize(("depth", "processors"), [(1, THREADS), (3, BATCH)], indirect=["processors"])
 @pytest.mark.parametrize(
     "values",
     [
@@ -152,7 +159,7 @@ EXPANSION = {"shape": "expansion", "tree_expansion": "2,2,1"}
     ],
     ids=str,
 )
-def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth, batch):
+def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth):
     """Exits judge trees, pre-drafts follow outcomes on any branch, and tree rounds are in flight."""
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         with LocalChannel(engine) as channel:
@@ -160,25 +167,24 @@ def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth, b
         with Unhurried(engine) as channel:
             (reply,) = decode(
                 channel, draft, picture(1), "go", mode="fsd", predraft_workers=4,
-                predraft_budget=8, predraft_batch=batch, pipeline_depth=depth, **values,
+                predraft_budget=8, pipeline_depth=depth, **values,
             )  # fmt: skip
     assert reply.tokens == plain.tokens and not reply.worker_error
     assert reply.predrafts_used + reply.predrafts_wasted > 0
     assert reply.records[0].drafted > reply.records[0].depth > 0
 
 
-@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("processors", [THREADS, BATCH], indirect=True)
 @pytest.mark.parametrize("shape", ["sequence", "expansion"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature, shape, batch):
+def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature, shape):
     values = {"temperature": temperature, "max_tokens": 30, "shape": shape}
     with VerifierEngine(target) as engine:
         with LocalChannel(engine) as channel:
             (dsd,) = decode(channel, target, picture(1), "go", mode="dsd", **values)
         with Unhurried(engine) as channel:
             (fsd,) = decode(
-                channel, target, picture(1), "go", mode="fsd", predraft_source="guesses",
-                predraft_batch=batch, **values,
+                channel, target, picture(1), "go", mode="fsd", predraft_source="guesses", **values,
             )  # fmt: skip
     assert fsd.tokens == dsd.tokens and dsd.miss_rate == 1.0
     # Its distributions are so flat that greedy it has to learn first how far it can trust itself.
@@ -198,7 +204,7 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature,
 def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, temperature):
     """A look past a draft that ends when the other workers have done all that they may."""
     chosen = DecodeSettings(
-        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses", predraft_when="always",
+        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
         predraft_budget=4, predraft_workers=4,
     )  # fmt: skip
     look_past = ModelDraft.look_past
@@ -224,7 +230,7 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
         Unhurried(engine) as channel,
         EdgeSession(channel, TARGET, chosen) as session,
     ):
-        channel.session, pool = session, session._proposer
+        channel.session, pool = session, session._decoder.proposer
         reply = session.decode(IMAGE, "go")
     assert not reply.worker_error and set(late) == {chosen.predraft_budget - 1}
     first = 1 if temperature else 3  # greedy it has to learn first that it can trust itself
@@ -309,7 +315,7 @@ def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plai
 
 def test_a_target_without_exits_is_drafted_for_by_guesses(target, draft, picture):
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
-        chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=8)
+        chosen = DecodeSettings(mode="fsd", max_tokens=8)
         with EdgeSession(channel, draft, chosen) as session:
             assert session.verifier.exit_layers == []
             assert session.decode(picture(0), "go").exits == 0
@@ -321,20 +327,12 @@ def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
     with VerifierEngine(paced(speaking, Pace(0.05)), EVERY_EXIT) as engine:
         for layers in ("", "2", "1,2", "none"):
             with LocalChannel(engine) as channel:
-                chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=12, exit_layers=layers)
+                chosen = DecodeSettings(mode="fsd", max_tokens=12, exit_layers=layers)
                 with EdgeSession(channel, draft, chosen) as session:
                     heard[layers] = session.verifier.exit_layers
                     reply = session.decode(picture(0), "go")
                     assert (reply.exits > 0) == (layers != "none")
     assert heard == {"": [1, 2], "2": [2], "1,2": [1, 2], "none": []}
-
-
-def test_auto_uses_no_early_exit_and_reports_none(speaking, draft, picture):
-    with VerifierEngine(speaking) as engine, LocalChannel(engine) as channel:
-        replies = decode(channel, draft, picture(0), "go", replies=6, mode="auto", max_tokens=30)
-    ahead = [reply for reply in replies if reply.drafted_ahead]
-    assert ahead and all(reply.mean_exit == 0.0 and "mean exit" not in reply.summary() for reply in replies)
-    assert "miss rate" in ahead[0].summary()
 
 
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
@@ -400,9 +398,7 @@ class Failing(TableModel):
 def test_a_worker_that_fails_costs_no_token_and_is_reported(undisturbed, depth):
     failing = Failing(4, 12, ends=False, noise=0.6, padding=3)
     with VerifierEngine(TARGET) as engine, Unhurried(engine) as channel:
-        chosen = DecodeSettings(
-            mode="fsd", predraft_when="always", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth
-        )
+        chosen = DecodeSettings(mode="fsd", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth)
         with EdgeSession(channel, failing, chosen) as session:
             channel.session = session
             replies = [session.decode(IMAGE, f"go {n}") for n in range(2)]
@@ -419,7 +415,7 @@ def workers() -> list[str]:
 def test_threads_end_with_the_session_and_start_again_with_the_next_reply():
     before = len(workers())
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as channel:
-        session = EdgeSession(channel, DRAFT, DecodeSettings(mode="fsd", predraft_when="always", predraft_workers=5))
+        session = EdgeSession(channel, DRAFT, DecodeSettings(mode="fsd", predraft_workers=5))
         assert len(workers()) == before
         first = session.decode(IMAGE, "go").tokens
         assert len(workers()) == before + 5
@@ -436,7 +432,7 @@ def test_nothing_is_kept_of_replies_that_are_over():
         return sum(type(thing) is Sequence for thing in gc.get_objects())
 
     before = sequences()
-    chosen = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=16, pipeline_depth=2)
+    chosen = DecodeSettings(mode="fsd", max_tokens=16, pipeline_depth=2)
     with (
         VerifierEngine(TARGET) as engine,
         LocalChannel(engine) as channel,
@@ -444,7 +440,7 @@ def test_nothing_is_kept_of_replies_that_are_over():
     ):
         for number in range(40):
             session.decode(IMAGE, f"go {number}")
-            assert not session._proposer._levels and not session._link._early
+            assert not session._decoder.proposer._levels and not session._link._early
         deadline = time.monotonic() + 20
         while sequences() > before + 1:  # the verifier's own; workers may be in their last pass
             assert time.monotonic() < deadline

@@ -34,7 +34,7 @@ PROOFS = ("coupled", "split", "truncated")
 TREE = {"shape": "expansion", "tree_expansion": "2,2"}
 AHEAD = (
     {"mode": "fsd"},
-    {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
+    {"mode": "fsd", "pipeline_depth": 3, "predraft_workers": 64},
     {"mode": "fsd", "predraft_source": "guesses", "predraft_workers": 2},
 )
 

@@ -15,7 +15,7 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 MODELS = Path(__file__).parents[2] / "models"
-TREES = {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 0}
+TREES = {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 6}
 
 
 def replies(engine, draft, scenes, **values) -> list[list[int]]:
@@ -31,13 +31,13 @@ def test_every_mode_says_what_the_shipped_target_says():
     with VerifierEngine(load_model(ModelSettings(str(MODELS / "target")))) as engine:
         alone = replies(engine, draft, scenes, mode="ar")
         assert replies(engine, draft, scenes, mode="dsd", draft_length=6) == alone
-        for values in ({}, {"predraft_source": "exits"}, {"pipeline_depth": 3, "predraft_batch": 6}):
+        for values in ({}, {"predraft_source": "exits"}, {"pipeline_depth": 3}):
             assert replies(engine, draft, scenes, mode="fsd", **values) == alone, values
-        for values in ({"mode": "mc-dsd"}, {"mode": "auto"}, TREES, TREES | {"tree_budget": 16, "draft_length": 8}):
+        for values in ({"mode": "mc-dsd"}, {"mode": "coupled"}, TREES, TREES | {"tree_budget": 16, "draft_length": 8}):
             assert replies(engine, draft, scenes, **values) == alone, values
         noisy = replies(engine, draft, scenes, mode="ar", proof="coupled", temperature=1.0)
         assert replies(engine, draft, scenes, temperature=1.0, **TREES) == noisy != alone
-        assert replies(engine, draft, scenes, mode="auto", temperature=1.0) == noisy
+        assert replies(engine, draft, scenes, mode="coupled", temperature=1.0) == noisy
         sampled = replies(engine, draft, scenes, mode="dsd", temperature=1.0)
         assert sampled != alone
         assert replies(engine, draft, scenes, mode="fsd", temperature=1.0) == sampled

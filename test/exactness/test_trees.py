@@ -16,11 +16,11 @@ from dsd_ros.wire.messages import Draft
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
-EXPANSION = {"shape": "expansion", "tree_expansion": "3,2,1", "predraft_when": "always"}
-BUDGET = {"shape": "budget", "tree_budget": 12, "draft_length": 5, "predraft_when": "always"}
+EXPANSION = {"shape": "expansion", "tree_expansion": "3,2,1"}
+BUDGET = {"shape": "budget", "tree_budget": 12, "draft_length": 5}
 AHEAD = (
     {"mode": "fsd"},
-    {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
+    {"mode": "fsd", "pipeline_depth": 3, "predraft_workers": 64},
     {"mode": "fsd", "predraft_source": "guesses", "predraft_workers": 2},
 )
 PROOFS = ("full", "split", "truncated")

@@ -87,7 +87,7 @@ def test_other_families_say_what_the_own_target_says(standin, tmp_path, picture,
 
 
 def test_eight_robots_at_once_get_what_each_gets_alone(serve, target, draft, picture):
-    modes = [{"mode": "dsd"}, {"mode": "best", "temperature": 0.8}, {"mode": "mc-dsd"}, {"mode": "ar"}]
+    modes = [{"mode": "dsd"}, {"mode": "coupled", "temperature": 0.8}, {"mode": "mc-dsd"}, {"mode": "ar"}]
     plans = [DecodeSettings(seed=number, max_tokens=10, **modes[number % 4]) for number in range(8)]
     asked = questions(picture, 2)
     engine, vllm, _ = serve()
@@ -99,7 +99,7 @@ def test_eight_robots_at_once_get_what_each_gets_alone(serve, target, draft, pic
 
 
 @pytest.mark.parametrize("fault", ["rows", "forgets"])
-@pytest.mark.parametrize("settings", [{"mode": "dsd"}, {"mode": "mc-dsd", "temperature": 0.9}, {"mode": "best"}])
+@pytest.mark.parametrize("settings", [{"mode": "dsd"}, {"mode": "mc-dsd", "temperature": 0.9}, {"mode": "coupled"}])
 def test_what_the_engine_lacks_it_is_asked_for_again(serve, target, draft, picture, fault, settings):
     plan = DecodeSettings(seed=1, max_tokens=10, **settings)
     engine, vllm, lost = serve()
@@ -202,10 +202,10 @@ def test_rows_of_another_width_are_another_model(robot):
     robot, vllm, _ = robot()
     robot.engine._sessions.find(robot.session, robot.peer)
     sampled = Robot(robot.engine)
-    sampled.open(temperature=1.0, mode="ar")
+    sampled.open(temperature=1.0, mode="dsd")
     sampled.observe(height=56, width=84, image=encode_picture(np.zeros((56, 84, 3), np.uint8)))
     vllm.faults.extend(["", "shape"])
-    sampled.draft(1, 0, [], autonomous_rounds=1)
+    sampled.draft(1, 0, [])
     assert "is it another model?" in sampled.get().sentence
 
 

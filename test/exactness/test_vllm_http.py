@@ -31,7 +31,7 @@ from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 from dsd_ros.wire.websocket import WebsocketChannel
 
-GREEDY = [{"mode": "dsd"}, {"mode": "ar"}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"mode": "auto"}]
+GREEDY = [{"mode": "dsd"}, {"mode": "ar"}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"mode": "coupled"}]
 COUPLED = [{"mode": "coupled"}, {"mode": "fsd", "proof": "coupled"}, {"mode": "ar", "proof": "coupled"}]
 PLANS = [plan | {"temperature": 0.0} for plan in GREEDY] + [
     plan | {"temperature": 0.9, "top_k": 12} for plan in COUPLED

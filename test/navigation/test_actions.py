@@ -162,7 +162,6 @@ def test_a_message_in_metres_and_radians_is_an_action(action):
     assert action_of(message(number, action.metres, action.radians)) == action
     rounded = message(number, round(action.metres, 3), round(action.radians, 3))  # as other programs write it
     assert action_of(rounded) == action
-    assert action_of(SimpleNamespace(kind=number, amount=action.amount)) == action  # bags of earlier versions
 
 
 @pytest.mark.parametrize(

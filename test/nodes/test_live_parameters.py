@@ -16,8 +16,8 @@ def test_the_next_reply_has_the_new_mode(rig, tiny_pair):
     camera, image = CameraRig(rig), picture(3)
     rig.until_active()
     before = camera.ask(image, "find the silver bottle")
-    assert before.success and before.stats.mode == "auto"
-    assert "choose from auto, ar, dsd" in rig.refused("draft_node", "decode.mode", "dds")
+    assert before.success and before.stats.mode == "stream"
+    assert "choose from stream, ar, dsd" in rig.refused("draft_node", "decode.mode", "dds")
     for mode in ("ar", "fsd"):
         assert rig.set_parameter("draft_node", "decode.mode", mode).successful
         answer = camera.ask(image, "find the silver bottle")

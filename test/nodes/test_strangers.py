@@ -18,7 +18,7 @@ from ros_rig import OdometryRig
 from std_msgs.msg import Bool
 
 from dsd_lab.faults.safety_bench import PARAMETERS, StandIn
-from dsd_msgs.msg import Outcome, SafetyState
+from dsd_msgs.msg import Outcome, SafetyState, VerifiedTokens
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.nodes.navigation_node import NavigationNode
 from dsd_ros.nodes.supervisor_node import SupervisorNode
@@ -40,7 +40,9 @@ def test_a_stranger_on_any_topic_of_motion_stops_the_robot_by_name(rig):
     rig.start("supervisor_node", **GIVEN)
     standin = StandIn(rig.node)
     standin.drive()
-    for kind, topic in ((Outcome, "dsd/outcome"), (Twist, "cmd_vel")):
+    for kind, topic in (
+        (Outcome, "dsd/outcome"), (VerifiedTokens, "dsd/verified_tokens"), (Twist, "cmd_vel"),
+    ):  # fmt: skip
         stranger = rig.node.create_publisher(kind, topic, qos.COMMAND)
         rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes, what=f"a stranger on {topic}")
         sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]

@@ -216,16 +216,15 @@ def test_a_world_as_markers():
 def test_progress_contains_each_rounds_tokens():
     told = []
     publisher = type("Publisher", (), {"publish": lambda self, message: told.append(message)})()
-    progress = ReplyPublisher(
-        publisher, HEADER, "find it", lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1)
-    )
+    pieces = lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1)  # noqa: E731
+    progress = ReplyPublisher(publisher, pieces, header=HEADER, instruction="find it", mode="dsd")
     record = RoundRecord(
         3, 1, 0.1, 0.2, 0.05, 10, 20, gained=(1, 2), rejected=(8, 9), exit_layers=(2, 4), exit_seconds=(0.1, 0.15),
         began_seconds=0.5, length=3,
     )  # fmt: skip
     progress.publish("a b", 2, record)
     message = told[0]
-    assert (message.instruction, message.rounds) == ("find it", 1)
+    assert (message.instruction, message.mode, message.rounds) == ("find it", "dsd", 1)
     seen = round_from(message.last_round)
     assert seen.gained == ("<1>", "<2>") and seen.rejected[0] == "<8>"
     assert len(seen.rejected[1].encode()) <= 64

@@ -218,7 +218,7 @@ def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
         ("demo", {"driver": "none"}, "no argument 'driver'"),
         ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
         ("demo", {"robot": "cat"}, "'cat' is no robot"),
-        ("robot", {"mode": "telepathy"}, "'telepathy' is no mode; choose from auto, ar, dsd"),
+        ("robot", {"mode": "telepathy"}, "'telepathy' is no mode; choose from stream, ar, dsd"),
     ],
 )
 def test_what_the_table_does_not_have_is_refused(name, overrides, sentence):

@@ -100,7 +100,7 @@ def test_every_message_has_a_topic_and_a_direction():
 DRAFT = wire.Draft(SESSION, 1, 1, 0, [1, 2])
 OUTCOME = wire.Outcome(SESSION, 1, 1, 1, 1, 1, 0.5, True)
 OBSERVATION = wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123")
-REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
+REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0, 8)
 PROPOSAL = wire.Proposal(SESSION, 0, 1, 0, 2, 0.5, b"row")
 REVEAL = wire.Reveal(SESSION, 0, 1, 0, [3])
 

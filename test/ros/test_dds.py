@@ -324,7 +324,7 @@ def test_early_outcomes_travel_over_topics(rig, tiny_pair):
             client.send(
                 wire.SessionRequest(
                     1, wire.PROTOCOL_VERSION, "fsd", model.tokenizer_fingerprint,
-                    model.vocab_size, 0.0, 0, 1.0, 0, exits=True,
+                    model.vocab_size, 0.0, 0, 1.0, 0, 8, exits=True,
                 )
             )  # fmt: skip
             opened = client.receive(20.0)

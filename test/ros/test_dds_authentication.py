@@ -54,13 +54,29 @@ class Answering:
         rig.node.create_subscription(
             ros.Outcome, "dsd/outcome", lambda o: self._heard.append(bytes(o.tag)), qos.OUTCOMES
         )
+        self._verified = rig.node.create_publisher(ros.VerifiedTokens, "dsd/verified_tokens", qos.PROPOSALS)
+        rig.node.create_subscription(
+            ros.VerifiedTokens, "dsd/verified_tokens", lambda v: self._heard.append(bytes(v.tag)), qos.PROPOSALS
+        )
         rig.node.create_subscription(ros.Draft, "dsd/draft", self._answer, qos.LINK)
+        rig.node.create_subscription(ros.DraftTokens, "dsd/draft_tokens", self._answer_stream, qos.PROPOSALS)
 
     def _answer(self, draft: ros.Draft) -> None:
         name = draft.session, draft.reply, draft.round
+        self._say(draft, lambda tag: self._outcomes.publish(to_ros(m.Outcome(*name, 6, 0, 3, 0.99, tag=tag))))
+
+    def _answer_stream(self, draft: ros.DraftTokens) -> None:
+        name = draft.session, draft.reply
+        wrong = [1, 2, 3]
+        self._say(
+            draft, lambda tag: self._verified.publish(to_ros(m.VerifiedTokens(*name, 0, wrong, ended=True, tag=tag)))
+        )
+
+    def _say(self, draft, answer) -> None:
+        name = draft.session, draft.reply, getattr(draft, "round", 1)
         tags = b"", bytes(20), bytes(draft.tag), *self._heard[-1:]
         for tag in tags:
-            self._outcomes.publish(to_ros(m.Outcome(*name, 6, 0, 3, 0.99, tag=tag)))
+            answer(tag)
             self._refusals.publish(to_ros(m.Refusal(*name, m.RefusalCode.MODEL_ERROR, "no", tag=tag)))
         self._refusals.publish(to_ros(m.Refusal(0, 0, 0, m.RefusalCode.MALFORMED, "no")))
         self.sent += 2 * len(tags) + 1

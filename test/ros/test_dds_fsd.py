@@ -46,9 +46,9 @@ def test_fsd_over_topics_gives_the_targets_tokens(rig, channel, tmp_path, tiny_p
     rig.start("verifier_node", model__path=directory, engine__exit_share=1.0)
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     exits = 0
-    fifo = {"predraft_source": "exits", "exit_policy": "fifo", "pipeline_depth": 3}
-    for values in ({}, {"pipeline_depth": 3, "predraft_batch": 4}, {"predraft_source": "exits"}, fifo):
-        settings = DecodeSettings(mode="fsd", predraft_when="always", max_tokens=LENGTH, **values)
+    ahead = {"predraft_source": "exits", "pipeline_depth": 3}
+    for values in ({}, {"pipeline_depth": 3, "predraft_workers": 64}, {"predraft_source": "exits"}, ahead):
+        settings = DecodeSettings(mode="fsd", max_tokens=LENGTH, **values)
         with EdgeSession(channel, draft, settings) as session:
             for seed in range(8):
                 image = picture(seed)
@@ -72,10 +72,7 @@ def test_robots_on_the_same_topics_get_their_own_tokens(rig, tmp_path, tiny_pair
         nonlocal exits
         node = rclpy.create_node(f"robot_{robot}")
         channel = DdsChannel(node, match_timeout=30.0)
-        policy = ("priority", "fifo")[robot % 2]
-        settings = DecodeSettings(
-            mode="fsd", predraft_when="always", max_tokens=LENGTH, predraft_source="exits", exit_policy=policy
-        )
+        settings = DecodeSettings(mode="fsd", max_tokens=LENGTH, predraft_source="exits")
         try:
             with EdgeSession(channel, load_model(ModelSettings(str(tiny_pair[1]))), settings, PATIENT_LINK) as session:
                 for seed in range(10 * robot, 10 * robot + 6):

@@ -17,6 +17,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.writer import BagWriter
 from dsd_ros.observe.ros.message_types import definition
+from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 SECOND = 1_000_000_000
 
@@ -125,7 +126,15 @@ REPLY = "A bottle ahead. Action: forward 25 cm"
 
 
 def make_bag(
-    folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap", reply_text=REPLY, grammar="", answer=""
+    folder,
+    parameters=None,
+    temperature=0.0,
+    replies=(1, 2),
+    storage="mcap",
+    reply_text=REPLY,
+    grammar="",
+    answer="",
+    protocol=PROTOCOL_VERSION,
 ):
     """A run of two steps, in a namespace; the second step's picture is missing."""
     maker = Maker()
@@ -155,7 +164,9 @@ def make_bag(
     put(
         "dsd/session_request",
         "dsd_msgs/msg/SessionRequest",
+        protocol_version=protocol,
         mode="dsd",
+        max_tokens=96,
         temperature=temperature,
         top_p=1.0,
         proof="full",
@@ -224,6 +235,7 @@ def make_bag(
             rounds=1,
             tokens=3,
             tau=3.0,
+            draft_share=2 / 3,
             speculative_decoding=drafts,
         )
         put(

@@ -10,10 +10,10 @@ from tiny_text import make_tiny_text
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
-GREEDY = "ar dsd fsd dsd:shape=budget fsd:pipeline_depth=3 auto"
+GREEDY = "ar dsd fsd dsd:shape=budget fsd:pipeline_depth=3"
 EVERY_PROOF = (
-    "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget fsd:proof=coupled+shape=budget+pipeline_depth=2 "
-    "auto dsd fsd dssd tslt mc-dsd mc-tslt"
+    "ar coupled fsd:proof=coupled coupled:shape=budget fsd:proof=coupled+shape=budget+pipeline_depth=2 "
+    "dsd fsd dssd tslt mc-dsd mc-tslt"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from websockets.sync.client import connect
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.decoding.modes import PRESETS
 
 TOKEN = b"correct-horse"
-TAG_AT = {3: 11, 4: 11, 5: 10, 7: 2}  # where the tag stands in an Observation, a Draft, an Outcome and a SessionClose
+LONGEST = 24  # tokens of a reply
+OBSERVATION, DRAFT_TOKENS, VERIFIED_TOKENS, DRAFT, OUTCOME, SESSION_CLOSE = 3, 4, 5, 6, 7, 9
+TAG_AT = {OBSERVATION: 11, DRAFT_TOKENS: 6, VERIFIED_TOKENS: 9, DRAFT: 10, OUTCOME: 10, SESSION_CLOSE: 2}
 
 
 def mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
@@ -32,48 +34,42 @@ def tag_of(key: bytes, label: bytes, number: int, fields: list[Any]) -> bytes:
 
 
 def content(message: list[Any]) -> list[Any]:
-    """All fields of a message without its tag, in the order of the ROS message."""
+    """All fields of a message without its tag, in the order of the ROS message. Ids are below 128."""
     kind, *fields = message
     fields += [None] * (TAG_AT[kind] - 1 - len(fields))
-    if kind == 3:
-        fields[7:] = [], 0, []
-    elif kind == 4:
-        *name, tokens, evidence, parents, resampled, assumed, rounds = fields
-        fields = [
-            *name,
-            list(tokens),
-            evidence or b"",
-            parents or b"",
-            assumed or b"",
-            list(resampled or b""),
-            rounds or 0,
-            False,  # without_exits
-        ]
-    elif kind == 5:
+    if kind == OBSERVATION:
+        fields[7:] = list(fields[7] or b""), 0, []
+    elif kind == DRAFT_TOKENS:
+        fields[4] = list(fields[4] or b"")
+    elif kind == VERIFIED_TOKENS:
+        *name, tokens, accepted, drafted, compute_us, ended = fields
+        fields = [*name, list(tokens), accepted or 0, drafted or 0, compute_us or 0, bool(ended)]
+    elif kind == DRAFT:
+        *name, tokens, evidence, _, _, _ = fields
+        fields = [*name, list(tokens), evidence or b"", b"", b"", []]
+    elif kind == OUTCOME:
         *name, following, compute_us, confidence, is_final = fields
-        row = isinstance(following, bytes)
-        fields = [*name, 0 if row else following, (confidence or 0) / 65535, is_final is not False, compute_us or 0]
-        fields.append(following if row else b"")
+        fields = [*name, following, (confidence or 0) / 65535, is_final is not False, compute_us or 0, b""]
     return [kind, *fields]
 
 
 class Client:
     """A robot that knows the page and nothing of the package: MessagePack arrays over a websocket."""
 
-    def __init__(self, url: str, mode: str, model: TableModel, proof: str = "") -> None:
+    def __init__(self, url: str, mode: str, model: TableModel) -> None:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
         self.request = [
-            1, 77, 9, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
+            1, 77, 10, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42, LONGEST,
         ]  # fmt: skip
-        self.rest = [False, [], "priority", 0.0, proof]
         self.link = self.dial()
-        self.session, self.ticket = 0, b""
+        self.session, self.ticket, self.stream = 0, b"", 1
+        self.tokens: list[int] = []
         self.open()
 
     def open(self) -> None:
         ours = secrets.token_bytes(16)
-        fields = [*self.request, self.ticket, *self.rest, ours]
+        fields = [*self.request, self.ticket, False, [], 0.0, "", ours]
         self.link.send(msgspec.msgpack.encode([*fields, tag_of(TOKEN, b"open", 0, fields)]))
         answer = msgspec.msgpack.decode(self.link.recv(timeout=20))
         tag, request, session, error, *_, ticket, _, _, _, theirs, _ = answer
@@ -87,6 +83,10 @@ class Client:
         self.link.close()
         self.link = self.dial()
         self.open()
+
+    def close(self) -> None:
+        self.send([SESSION_CLOSE, self.session])
+        self.link.close()
 
     def send(self, message: list[Any]) -> None:
         self.sent += 1
@@ -108,93 +108,43 @@ class Client:
         self.received.add(number)
 
     def observe(self) -> None:
-        self.send([3, self.session, 7, "go", 2, 2, "rgb8", bytes(12)])
+        self.send([OBSERVATION, self.session, 7, "go", 2, 2, "rgb8", bytes(12), bytes(self.tokens) or None])
 
-    def final(self, number: int) -> tuple[int, int | bytes]:
-        """The number of accepted tokens, and the next token or the target's distribution there."""
-        tag, session, reply, round_, _, accepted, following, *rest = self.receive()
-        assert (tag, session, reply, round_) == (5, self.session, 7, number)
-        assert len(rest) < 3 or rest[2] is not False
-        return accepted, following
+    # ---------------------------------------------------------------------------- the stream
 
+    def draft(self, start: int, tokens: list[int]) -> None:
+        self.send([DRAFT_TOKENS, self.session, 7, self.stream, start, bytes(tokens)])
 
-def varints(ids: list[int]) -> bytes:
-    """Ids of less than 128."""
-    return bytes(ids)
+    def ask(self) -> None:
+        self.stream += 1
+        self.send([DRAFT_TOKENS, self.session, 7, self.stream, len(self.tokens)])
 
+    def verified(self) -> tuple[int, list[int], int, bool]:
+        """Position, tokens, how many of them were drafted, and whether they end the reply."""
+        kind, session, reply, *fields = content(self.receive())
+        assert (kind, session, reply) == (VERIFIED_TOKENS, self.session, 7)
+        at, tokens, accepted, _, _, ended = fields
+        return at, tokens, accepted, ended
 
-def unpacked(data: bytes, size: int) -> np.ndarray:
-    """A distribution that came down, (size,)."""
-    if data[0] == 0:
-        return np.frombuffer(data, "<f4", offset=1)
-    count, width = int.from_bytes(data[1:5], "little"), max(1, (size - 1).bit_length())
-    packed = int.from_bytes(data[5 : -4 * count], "little")
-    p = np.zeros(size, np.float32)
-    p[[packed >> (width * i) & ((1 << width) - 1) for i in range(count)]] = np.frombuffer(data[-4 * count :], "<f4")
-    return p
+    def follow(self, at: int, tokens: list[int]) -> None:
+        known = len(self.tokens)
+        if at > known:
+            self.ask()
+            return
+        assert self.tokens[at : at + len(tokens)] == tokens[: known - at]
+        self.tokens += tokens[known - at :]
 
-
-TREE = b"\0\0\1\2"  # two children of the root, each with one of its own
-
-
-def drafted(proof: str, size: int, parents: bytes) -> tuple[list[int], bytes | None]:
-    """A draft by a q that is the same for all eight tokens wherever it stands, and what proves it; what is
-    kept of the truncated one are the first four tokens."""
-    rows = 1 + len({byte for byte in parents if byte}) if parents else 3
-    chosen = np.random.default_rng(5).integers(0, 4, len(parents) or 3).tolist()
-    brought = {
-        "full": np.full(rows * size, 1 / size, "<f4").tobytes(),
-        "split": bytes.fromhex("000ee0000ee0" if parents else "000ee0000e"),
-        "truncated": b"\x02" + rows * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c"),
-    }
-    return chosen, brought.get(proof)
-
-
-def path_to(last: int, parents: bytes) -> list[int]:
-    """The nodes down to the one that an outcome names, numbered from 1."""
-    path = []
-    while last:
-        path.append(last)
-        last = parents[last - 1]
-    return path[::-1]
-
-
-def gone_on(
-    data: bytes, size: int, at: int, draft: list[int], parents: bytes, random: np.random.Generator
-) -> list[int]:
-    """What the robot adds after node ``at``, whose first child is rejected; nodes are numbered from 1."""
-    q = np.full(size, 1 / size)
-    if not parents:
-        rows, others = {at: unpacked(data, size)}, []
-    else:
-        under: dict[int, list[int]] = {}
-        for node, parent in enumerate(parents, 1):
-            under.setdefault(parent, []).append(node)
-        others = under[at][1:]
-        left = sorted([*others, *(leaf for node in others for leaf in under.get(node, []))])
-        rows = {}
-        for node in (at, *left):
-            end = 4 + int.from_bytes(data[:4], "little")
-            rows[node], data = unpacked(data[4:end], size), data[end:]
-        assert not data
-    # 1/8 is what q is rounded up to.
-    w = np.maximum(0, rows[at] - q * np.minimum(1, rows[at] / 0.125))
-    added: list[int] = []
-    while True:
-        w = w / w.sum()
-        if not others:
-            return [*added, int(random.choice(size, p=w))]
-        node, *others = others
-        token = draft[node - 1]
-        if random.random() < w[token] / q[token]:
-            added.append(token)
-            w, others = rows[node].astype(float), under.get(node, [])
-        else:
-            w = np.maximum(0, w - q)
+    def finish(self) -> list[int]:
+        """Take what comes until the reply has ended."""
+        while True:
+            at, tokens, _, ended = self.verified()
+            self.follow(at, tokens)
+            if ended and at + len(tokens) == len(self.tokens):
+                return self.tokens
 
 
 @pytest.fixture(scope="module")
-def verifier(tmp_path_factory):
+def verifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, TableModel]]:
     """Address and model of a verifier that asks for the token "correct-horse"."""
     token = tmp_path_factory.mktemp("verifier") / "token"
     token.write_text("correct-horse\n")
@@ -204,47 +154,75 @@ def verifier(tmp_path_factory):
         yield server.url, model
 
 
-@pytest.mark.parametrize("parents", [b"", TREE], ids=["sequence", "tree"])
-@pytest.mark.parametrize("mode", [name for name, preset in PRESETS.items() if preset.drafts])
-def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode, parents):
+@pytest.fixture(scope="module")
+def alone(verifier: tuple[str, TableModel]) -> list[int]:
+    """The reply of the target alone (mode ar), of which one message got lost."""
     url, model = verifier
-    client = Client(url, mode, model)
+    client = Client(url, "ar", model)
     client.observe()
-    proof, random = PRESETS[mode].proof.value, np.random.default_rng(3)
-    tokens: list[int] = []
-    owed: list[int] = []
-    rejected = 0
-    for number in range(1, 10):
-        draft, brought = drafted(proof, model.vocab_size, parents)
-        message = [4, client.session, 7, number, len(tokens), varints(draft)]
-        if owed:
-            message += [brought, parents or None, varints(owed)]
-        elif parents:
-            message += [brought, parents]
-        elif brought:
-            message += [brought]
+    client.follow(*client.verified()[:2])
+    client.verified()  # lost: the next one shows a gap
+    reply = client.finish()
+    client.close()
+    assert len(reply) == LONGEST
+    return reply
+
+
+def test_a_stream_gives_the_reply_of_the_target_alone(verifier: tuple[str, TableModel], alone: list[int]) -> None:
+    url, model = verifier
+    client = Client(url, "stream", model)
+    client.draft(3, [*alone[3:5], (alone[5] + 1) % model.vocab_size])  # in any order, and before the observation
+    client.draft(0, alone[:3])
+    client.observe()
+    at, tokens, accepted, ended = client.verified()
+    assert (at, tokens, accepted, ended) == (0, alone[:6], 5, False)
+    client.follow(at, tokens)
+    client.stream += 1  # the sixth was drafted differently
+    client.draft(6, alone[6:8])
+    client.resume()  # the link broke: what was on its way is lost
+    client.ask()
+    assert client.finish() == alone
+    client.ask()
+    assert client.verified() == (LONGEST, [], 0, True)
+    client.close()
+
+
+def test_another_session_goes_on_with_a_reply(verifier: tuple[str, TableModel], alone: list[int]) -> None:
+    url, model = verifier
+    client = Client(url, "stream", model)
+    client.tokens = alone[:9]
+    client.ask()
+    kind, session, reply, stream, code, *_ = msgspec.msgpack.decode(client.link.recv(timeout=20))
+    assert (kind, session, reply, stream, code) == (8, client.session, 7, client.stream, "no-observation")
+    client.observe()
+    assert client.verified()[:2] == (9, alone[9:10])
+    client.follow(9, alone[9:10])
+    assert client.finish() == alone
+    client.close()
+
+
+def test_rounds_verify_drafts_by_their_distributions(verifier: tuple[str, TableModel]) -> None:
+    url, model = verifier
+    client = Client(url, "dsd", model)
+    client.observe()
+    random = np.random.default_rng(5)
+    evidence = np.full(3 * model.vocab_size, 1 / model.vocab_size, "<f4").tobytes()
+
+    def final(number: int) -> tuple[int, int]:
+        """The number of accepted tokens, and the next token."""
+        kind, session, reply, round_, _, accepted, following, *_ = client.receive()
+        assert (kind, session, reply, round_) == (OUTCOME, client.session, 7, number)
+        return accepted, following
+
+    for number in range(1, 6):
+        draft = random.integers(0, model.vocab_size, 3).tolist()
+        message = [DRAFT, client.session, 7, number, len(client.tokens), bytes(draft), evidence]
         client.send(message)
-        accepted, following = client.final(number)
+        accepted, following = final(number)
         if number == 3:  # as if its outcome had got lost, with the link
             client.resume()
             client.send(message)
-            assert client.final(number) == (accepted, following)
-        path = path_to(accepted, parents) if parents else range(1, accepted + 1)
-        tokens += [draft[node - 1] for node in path]
-        owed = []
-        if isinstance(following, bytes):
-            rejected += 1
-            size = model.vocab_size
-            owed = gone_on(following, size, accepted, draft, parents, random)
-        tokens += owed or [following]
-    assert (rejected > 0) == (proof == "split")
-    assert len(tokens) >= 9
-    if proof == "coupled":
-        # What the target draws alone, in rounds without a draft.
-        alone = Client(url, "ar", model, proof)
-        alone.observe()
-        alone.send([4, alone.session, 7, 1, 0, b"", None, None, None, None, len(tokens)])
-        assert [alone.final(n + 1)[1] for n in range(len(tokens))] == tokens
-        alone.link.close()
-    client.send([7, client.session])
-    client.link.close()
+            assert final(number) == (accepted, following)
+        client.tokens += [*draft[:accepted], following]
+    assert len(client.tokens) >= 5
+    client.close()

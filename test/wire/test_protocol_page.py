@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from dsd_ros.cloud.drafts import MOST_AHEAD
+from dsd_ros.cloud.engine import MOST_DRAFTED
+from dsd_ros.cloud.server import MAX_UNSENT_FRAMES, PAUSE_FRAMES
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.methods.split import (
     finish_split_tree,
@@ -27,7 +30,6 @@ from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.packing import (
     pack_chances,
     pack_distribution,
-    pack_distributions,
     pack_head,
     pack_ids,
     pack_kept,
@@ -43,6 +45,7 @@ from dsd_ros.decoding.packing import (
 from dsd_ros.decoding.rejection import check_tree
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.edge.drafters import LEAD
 from dsd_ros.vlm.loading import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import REMEMBERED, Token
@@ -170,8 +173,11 @@ def test_the_page_is_of_this_version():
     assert f"PROTOCOL_VERSION {m.PROTOCOL_VERSION}." in PAGE
     rows = re.findall(r"\| `protocol_version` \| uint16 \|  \| (\d+)", PAGE)
     spoken = [one.message.protocol_version for one in EXAMPLES.values() if hasattr(one.message, "protocol_version")]
-    assert {*map(int, rows), *spoken} == {m.PROTOCOL_VERSION} and len(rows) == 2 and len(spoken) >= 4
+    assert {*map(int, rows), *spoken} == {m.PROTOCOL_VERSION} and len(rows) == 2 and len(spoken) == 2
     assert f"{m.MAX_FRAME_BYTES} bytes" in PAGE
+    assert f"up to {MOST_AHEAD} beyond" in PAGE and f"up to {MOST_DRAFTED} of them in a step" in PAGE
+    assert f"up to {LEAD} tokens ahead" in PAGE
+    assert f"leaves {PAUSE_FRAMES} messages unread" in PAGE and f"leaves {MAX_UNSENT_FRAMES}." in PAGE
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
@@ -198,6 +204,7 @@ def test_every_message_has_an_example_and_a_table_of_its_fields():
     assert len(EXAMPLES) == sum(kind == "message" for kind, _ in BLOCKS)
     plain = {
         "Draft": m.Draft(1, 0, 0, 0, []), "Outcome": m.Outcome(1, 0, 0, 0, 0),
+        "DraftTokens": m.DraftTokens(1, 0, 0, 0), "VerifiedTokens": m.VerifiedTokens(1, 0, 0, []),
         "Observation": m.Observation(1, 0, "go", 0, 0, "none", b""),
     }  # fmt: skip
     for name, struct in (STRUCTS | {"Past": m.Past}).items():
@@ -206,7 +213,7 @@ def test_every_message_has_an_example_and_a_table_of_its_fields():
             default = default_of(field, plain.get(name))
             kind = type_text(msgspec.inspect.type_info(field.type))
             if field.name in IDS:
-                kind = f"ids({IDS[field.name]})"
+                kind = f"ids({m.MAX_REPLY if name == 'VerifiedTokens' else IDS[field.name]})"
             expected.append([field.name, kind, default_text(default)])
         tag = struct.__struct_config__.tag
         rows = table(f"### {name}: tag {tag}" if tag is not None else f"#### {name}")
@@ -237,8 +244,7 @@ def test_a_head_and_what_is_revealed_are_those_of_the_examples():
     assert proposal.token == p.argmax() and len(p) == size
     assert proposal.evidence == pack_head(kept, p[kept], figures["bound"], size)
     assert unpack_head(proposal.evidence, size)[2] == figures["bound"]
-    asked, told = (EXAMPLES[name].message for name in ("a reveal asked for", "a reveal"))
-    assert not asked.values and asked.ids == told.ids
+    told = EXAMPLES["a reveal"].message
     assert told.values == pack_probabilities(p[[2, 5]])
     assert unpack_probabilities(told.values, 2).tolist() == p[[2, 5]].tolist()
 
@@ -250,29 +256,28 @@ def test_the_proof_of_the_token_is_that_of_the_examples():
     def mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
         return hmac.new(key, b"dsd_ros " + label + b"\0" + b"".join(parts), "sha256").digest()
 
-    def holds(name: str, key: bytes, label: bytes, *before: bytes) -> bool:
-        message = EXAMPLES[name].message
+    def holds(message: m.Message, key: bytes, label: bytes, *before: bytes) -> bool:
         fields = message.__struct_fields__
         values = [getattr(message, name) for name in fields[: fields.index("tag")]]
         content = msgspec.msgpack.encode([message.__struct_config__.tag, *values, b""])
         return message.tag == message.tag[:4] + mac(key, label, *before, message.tag[:4], content)[:16]
 
-    request, reply, draft = (
-        EXAMPLES[name].message
-        for name in ("a session opened with a token", "an open session with a token", "a round with a tag")
-    )
-    session = reply.session.to_bytes(4, "little")
-    assert token == mac(key, b"session", request.nonce, reply.nonce, session)
-    assert mac(token, b"ticket")[:16].hex() == figures["ticket"]
-    assert holds("a session opened with a token", key, b"open") and request.tag[:4] == bytes(4)
-    assert holds("an open session with a token", token, b"down") and not reply.ticket
-    assert holds("a round with a tag", token, b"up")
-    assert holds("an outcome with a tag", token, b"down")
-    assert holds("a session not known", key, b"unknown", draft.tag)
+    given = {name: bytes.fromhex(figures[name]) for name in figures if name != "token"}
+    request, reply, draft, unknown = (EXAMPLES[name].message for name in (
+        "a session opened", "an open session", "drafted tokens with a tag", "a session not known"
+    ))  # fmt: skip
+    request = msgspec.structs.replace(request, nonce=given["robot_nonce"], tag=given["request_tag"])
+    reply = msgspec.structs.replace(reply, nonce=given["verifier_nonce"], tag=given["reply_tag"], ticket=b"")
+    assert token == mac(key, b"session", request.nonce, reply.nonce, reply.session.to_bytes(4, "little"))
+    assert mac(token, b"ticket")[:16] == given["ticket"]
+    assert holds(request, key, b"open") and request.tag[:4] == bytes(4)
+    assert holds(reply, token, b"down")
+    assert holds(draft, token, b"up")
+    assert holds(unknown, key, b"unknown", draft.tag)
     ours, theirs = (Token(figures["token"]).session_key(request.nonce, reply, robot=robot) for robot in (True, False))
-    assert ours.ticket.hex() == figures["ticket"]
+    assert ours.ticket == given["ticket"]
     assert not ours.fault(reply) and not theirs.fault(draft)
-    assert "1024 or more below" in PAGE and REMEMBERED == 1024
+    assert "1024 or more below" in " ".join(PAGE.split()) and REMEMBERED == 1024
     orders = {
         name: [field.strip("`") for field in order.split(", ")] for name, order in table("#### Order of the content")
     }
@@ -282,15 +287,15 @@ def test_the_proof_of_the_token_is_that_of_the_examples():
 
 
 def test_other_encodings_of_the_same_values_are_read_alike():
-    close = bytes.fromhex("dc0002cc07cf0000000000000005")  # wider headers than are needed
+    close = bytes.fromhex("dc0002cc09cf0000000000000005")  # wider headers than are needed
     assert decode(close) == m.SessionClose(5)
-    draft = EXAMPLES["a round of ids alone"]
-    values = list(msgspec.structs.astuple(draft.frame))
-    written_out = [*values[:5], b"", b"", b"", b"", 0, b""]  # defaults too
-    for same in (values[:5], values, written_out):
-        assert decode(msgspec.msgpack.encode([4, *same])) == draft.message
+    verified = EXAMPLES["the end of a reply"]
+    values = list(msgspec.structs.astuple(verified.frame))
+    written_out = [*values[:4], 0, 0, 0, True, b""]  # defaults too
+    for same in (values[:8], values, written_out):
+        assert decode(msgspec.msgpack.encode([5, *same])) == verified.message
     with pytest.raises(WireError):
-        decode(msgspec.msgpack.encode([4, *written_out, 0]))  # one field too many
+        decode(msgspec.msgpack.encode([5, *written_out, 0]))  # one field too many
     request = list(msgspec.structs.astuple(EXAMPLES["a session opened"].message))
     request[5] = 1  # an integer for a float
     assert decode(msgspec.msgpack.encode([1, *request])).temperature == 1.0
@@ -324,23 +329,18 @@ def test_the_tokenizer_is_fingerprinted_as_described():
     assert EXAMPLES["a session opened"].message.tokenizer_fingerprint == figures["fingerprint"]
 
 
-def test_full_rows_are_those_of_the_example():
-    figures = FIGURES["full"]
-    draft = EXAMPLES["a round with its distributions"].message
-    assert draft.evidence == pack_distributions(torch.tensor(figures["q"]))
-    assert draft.tokens == figures["tokens"]
-
-
 def test_split_verification_is_that_of_the_example():
     figures = FIGURES["split"]
     p, q = (torch.tensor(figures[name]) for name in "pq")
-    draft, outcome = (EXAMPLES[name].message for name in ("a round with probabilities", "a rejection"))
+    outcome, told = (EXAMPLES[name].message for name in ("a rejection", "the round after a rejection"))
+    drafted = [1, 2]
     asked = torch.tensor(figures["chances"])
     assert pack_chances(rounded_up(asked).numpy()).hex() == figures["evidence"]
     assert rounded_up(asked).tolist() == figures["rounded_up"]
     assert rounded_up(torch.tensor([1 + 1e-6])).tolist() == [1.0]
-    chances = unpack_chances(draft.evidence, len(draft.tokens))
-    rejected = draft.tokens[outcome.accepted]
+    assert "(`evidence` 00dff0)" in PAGE
+    chances = unpack_chances(bytes.fromhex("00dff0"), len(drafted))
+    rejected = drafted[outcome.accepted]
     assert chances[outcome.accepted] == rounded_up(q)[rejected] == figures["rounded_up"][1]
     assert outcome.distribution == pack_distribution(p.numpy())
     assert unpack_distribution(outcome.distribution, len(p)).tolist() == p.tolist()
@@ -352,47 +352,32 @@ def test_split_verification_is_that_of_the_example():
     assert (rest / rest.sum()).tolist() == pytest.approx(figures["resampled_by"], abs=1e-6)
     whole = np.array(figures["whole_p"], np.float32)
     assert bytes.fromhex(figures["whole_packed"]) == pack_distribution(whole)
-    told = EXAMPLES["the round after a rejection"].message
-    last = EXAMPLES["a reply that ends with a rejection"].message
-    assert rest[told.resampled[0]] > 0 and told.resampled == last.resampled
-    assert told.confirmed == last.confirmed == draft.confirmed + outcome.accepted + 1
-    assert (told.round, last.round) == (draft.round + 1, draft.round)
-
-
-def tree_of(figures: dict[str, Any], draft: m.Draft) -> TokenTree:
-    """The tree of an example, which its message is to hold."""
-    tree = TokenTree.from_bytes(draft.tokens, draft.parents)
-    assert tree == TokenTree(tuple(figures["tokens"]), tuple(figures["parents"]))
-    return tree
+    assert rest[told.resampled[0]] > 0 and told.round == outcome.round + 1
+    assert told.confirmed == 5 + outcome.accepted + 1
 
 
 def test_a_tree_is_that_of_the_example():
     figures = FIGURES["tree"]
-    draft, outcome = (EXAMPLES[name].message for name in ("a tree with truncated distributions", "a branch that holds"))
-    tree = tree_of(figures, draft)
+    draft = EXAMPLES["a tree with truncated distributions"].message
+    tree = TokenTree.from_bytes(draft.tokens, draft.parents)
+    assert tree == TokenTree(tuple(figures["tokens"]), tuple(figures["parents"]))
     assert list(tree.inner) == figures["rows_of"]
     kept = [(np.array(ids), np.array(weights, np.float16)) for ids, weights in figures["kept"]]
     assert draft.evidence == pack_kept(kept, 8)
     q = torch.stack([restored(*row, 8) for row in unpack_kept(draft.evidence, 3, 8)])
     check_tree(tree, q)
-    assert outcome.accepted == figures["accepted"]
-    assert list(tree.path_to(outcome.accepted - 1)) == figures["path"]
+    assert list(tree.path_to(figures["accepted"] - 1)) == figures["path"]
 
 
 def test_a_tree_is_split_as_in_the_example():
     figures = FIGURES["split tree"]
-    draft, outcome, told = (
-        EXAMPLES[name].message
-        for name in (
-            "a tree with probabilities", "a first child rejected",
-            "the round after a branch of the robot's",
-        )
-    )  # fmt: skip
-    tree = tree_of(figures, draft)
+    outcome = EXAMPLES["a first child rejected"].message
+    tree = TokenTree(tuple(figures["tokens"]), tuple(figures["parents"]))
+    assert f"`parents` {tree.parents_bytes().hex()}" in PAGE and f"`evidence` {figures['evidence']}" in PAGE
     q, p = torch.tensor(figures["q"]), torch.tensor(figures["p"])
     check_tree(tree, q)
     own = [q[tree.inner.index(at), x] for at, x in zip(tree.parents, tree.tokens, strict=True)]
-    chances = unpack_chances(draft.evidence, len(tree)).tolist()
+    chances = unpack_chances(bytes.fromhex(figures["evidence"]), len(tree)).tolist()
     assert chances == rounded_up(torch.stack(own)).tolist()
     # Rows after nodes that are never visited do not matter.
     behind = torch.stack([p[0], torch.full((8,), 0.125), p[1], torch.full((8,), 0.125), p[2]])
@@ -408,22 +393,20 @@ def test_a_tree_is_split_as_in_the_example():
         assert [*tree.tokens_of(found.path), found.next_token] == figures["resampled"]
     rest = split_residual(p[0], q[0])
     assert (rest / rest.sum()).tolist() == figures["w"]
-    assert told.resampled == figures["resampled"]
-    assert told.confirmed == draft.confirmed + len(told.resampled)
 
 
 def test_truncation_is_that_of_the_example():
     figures = FIGURES["truncated"]
-    draft = EXAMPLES["a round with truncated distributions"].message
+    evidence = bytes.fromhex(figures["evidence"])
     size = len(figures["q"])
     ids, weights = truncate(torch.tensor(figures["q"]), top_k=figures["top_k"])
     assert ids.tolist() == figures["ids"]
     assert pack_ids(ids, size).hex() == figures["packed_ids"]
     assert weights.astype("<f2").tobytes().hex() == figures["weights"]
-    assert draft.evidence == pack_kept([(ids, weights)], size)
-    ((ids, weights),) = unpack_kept(draft.evidence, len(draft.tokens), size)
+    assert evidence == pack_kept([(ids, weights)], size)
+    ((ids, weights),) = unpack_kept(evidence, 1, size)
     assert restored(ids, weights, size).tolist() == torch.tensor(figures["q_hat"]).tolist()
-    assert draft.tokens[0] in ids
+    assert figures["token"] in ids
 
 
 def test_noise_is_that_of_the_example_and_of_the_description():
@@ -487,11 +470,10 @@ def sent(frame: msgspec.Struct) -> int:
 
 # As large as the page's "at most" takes them.
 LARGEST = {
-    "session": UINT32, "reply": UINT16, "round": 127, "confirmed": 127, "layer": 127,
-    "accepted": 64, "compute_us": 1_000_000, "confidence": UINT16, "request": UINT32,
-    "height": 8192, "width": 8192,
+    "session": UINT32, "reply": UINT16, "round": 127, "confirmed": 127, "layer": 127, "stream": 127, "start": 127,
+    "at": 127, "drafted": 64, "accepted": 64, "compute_us": 1_000_000, "confidence": UINT16,
 }  # fmt: skip
-LONGEST = {"tokens": 3 * 64, "resampled": 3, "parents": 64, "assumed": 8}
+LONGEST = {"resampled": 3, "parents": 64, "assumed": 8}
 
 
 def widest(frame: msgspec.Struct, payload: list[str]) -> msgspec.Struct:
@@ -499,12 +481,11 @@ def widest(frame: msgspec.Struct, payload: list[str]) -> msgspec.Struct:
     changes: dict[str, Any] = {}
     for name in frame.__struct_fields__:
         value = getattr(frame, name)
-        if name in payload and isinstance(value, (bytes, str)) and value:
-            longest = LONGEST.get(name, 2000 if isinstance(value, str) else (1 << 16) + 1)
-            changes[name] = (b"\x01" if isinstance(value, bytes) else "x") * longest
-            if name in ("tokens", "verified"):
-                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * IDS[name])
-        elif name in LARGEST and value is not None and (value or name != "session"):
+        if name in payload and isinstance(value, bytes) and value:
+            changes[name] = b"\x01" * LONGEST.get(name, (1 << 16) + 1)
+            if name == "tokens":
+                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * m.MAX_DRAFT)
+        elif name in LARGEST and value is not None:
             changes[name] = LARGEST[name]
     return msgspec.structs.replace(frame, **changes)
 
@@ -514,7 +495,7 @@ def test_overheads_are_those_of_the_table():
     assert rows
     for name, fields, total, overhead, most in rows:
         frame = EXAMPLES[name].frame
-        payload = [field.strip("`") for field in fields.split(", ")] if fields else []
+        payload = [field.strip("`") for field in fields.split(", ")]
 
         def over(frame: msgspec.Struct, payload: list[str] = payload) -> int:
             return sent(frame) - sum(content(getattr(frame, f)) for f in payload)
@@ -537,10 +518,10 @@ def test_no_draft_takes_more_than_24_bytes_over_its_payload(names):
     over = sent(frame) - sum(content(getattr(frame, name)) for name in (*names, "tokens"))
     assert over <= MAX_OVERHEAD
     if names == ("evidence", "parents", "assumed"):
-        assert f"A draft takes at most {over} bytes" in PAGE
+        assert f"A Draft takes at most {over} bytes" in PAGE
 
 
-@pytest.mark.parametrize("next_", [m.MAX_VOCABULARY - 1, b"?" * 700_000])
+@pytest.mark.parametrize("next_", [m.MAX_VOCABULARY - 1, b"?" * 700_000], ids=["id", "distribution"])
 @pytest.mark.parametrize("early", [False, True])
 def test_no_outcome_takes_more_than_24_bytes_over_its_payload(next_, early):
     brings = {} if isinstance(next_, bytes) else {"confidence": 1}
@@ -554,18 +535,24 @@ def test_no_outcome_takes_more_than_24_bytes_over_its_payload(next_, early):
         assert f"a rejection {over}" in PAGE
 
 
-def test_rounds_of_a_large_vocabulary_take_what_the_table_says():
+def test_tokens_of_a_large_vocabulary_take_what_the_table_says():
     size, gamma, kept = 152_064, 4, 32
-    tokens = [size - 1 - i for i in range(gamma)]
+    tokens = [size - 1 - i for i in range(gamma + 1)]
     ids, weights = np.arange(size - kept, size), np.ones(kept, np.float16)
-    proofs: dict[str, dict[str, Any]] = {
-        "coupled, or greedy": {},
-        "split": {"evidence": bytes(3 * gamma // 2)},
-        "truncated, K = 32": {"evidence": pack_kept([(ids, weights)] * gamma, size)},
-        "full": {"evidence": bytes(4 * gamma * size)},
+    name = UINT32, 7, 3, 12  # session, reply, stream or round, position
+    messages: dict[str, m.Message] = {
+        "DraftTokens, one": m.DraftTokens(*name, tokens[:1]),
+        "DraftTokens, four": m.DraftTokens(*name, tokens[:4]),
+        "VerifiedTokens, one": m.VerifiedTokens(UINT32, 7, 12, tokens[:1], compute_us=2500),
+        "VerifiedTokens, five, four of them drafted": m.VerifiedTokens(UINT32, 7, 12, tokens, 4, 4, 2500),
+        "Draft of four, coupled or greedy": m.Draft(*name, tokens[:4]),
+        "Draft of four, split": m.Draft(*name, tokens[:4], bytes(3 * gamma // 2)),
+        "Draft of four, truncated, K = 32": m.Draft(*name, tokens[:4], pack_kept([(ids, weights)] * gamma, size)),
+        "Draft of four, full": m.Draft(*name, tokens[:4], bytes(4 * gamma * size)),
     }
-    rows = table("### A round of four drafted tokens")
-    assert [row[0] for row in rows] == list(proofs)
-    for name, length in rows:
-        draft = m.Draft(UINT32, 7, 3, 12, tokens, **proofs[name])
-        assert int(length.replace(" ", "")) == len(encode(draft)), name
+    rows = table("### Tokens of a large vocabulary")
+    assert [row[0] for row in rows] == list(messages)
+    for name_, plain, tagged in rows:
+        message = messages[name_]
+        with_tag = msgspec.structs.replace(message, tag=bytes(m.TAG_BYTES))
+        assert [int(plain), int(tagged)] == [len(encode(message)), len(encode(with_tag))], name_

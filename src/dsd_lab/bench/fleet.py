@@ -4,8 +4,7 @@
 Every robot has a thread, a session and an emulated link of its own; all share one verifier: an engine of this process,
 or one at an address. Where the profile gives the times of other machines, forward passes are held to them, and a pass
 of this process's target over several sequences lasts as FSD Table 9 has it. A prompt counts as one more sequence of its
-pass, and takes a whole pass where nothing else waits: the papers give no other time for one. Beside each measurement
-stands what the simulation of `dsd-lab plan` says, fed with what the first number of robots did. On request the same is
+pass, and takes a whole pass where nothing else waits: the papers give no other time for one. On request the same is
 measured again beside one more robot, which takes all of the verifier that it can get.
 """
 
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsd_lab.bench.pace import PacedModel, hold, paced
-from dsd_lab.bench.plan import RecordedReply, RecordedRound, Workload, simulate
 from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
@@ -43,7 +41,15 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LinkTimeout, LocalChannel
-from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Observation, Outcome, SessionReply, SessionRequest
+from dsd_ros.wire.messages import (
+    MAX_REPLY,
+    PROTOCOL_VERSION,
+    Observation,
+    Outcome,
+    SessionReply,
+    SessionRequest,
+    VerifiedTokens,
+)
 from dsd_ros.wire.pictures import encode_picture
 
 if TYPE_CHECKING:
@@ -51,11 +57,8 @@ if TYPE_CHECKING:
 
 _CODE = (*CODE, "dsd_lab/bench/fleet.py", "dsd_lab/bench/pace.py")
 MAX_ROBOTS = 64
-SPREAD_S = 0.002  # by how much robots in step are apart in a simulation: the first begins a pass, the others wait
-GREEDY = {"pictures": "pictures of 16 megapixels", "rounds": "rounds without end"}
-_WITHOUT_END = (1 << 16) - 1  # rounds
+GREEDY = {"pictures": "pictures of 16 megapixels", "tokens": "replies without end"}
 _LARGE, _SMALL = (2048, 8192), (112, 168)  # a greedy robot's pictures: as large as any may be, or like the others'
-_SIMULATED = (("tokens_per_second", ".1f"), ("reply_seconds_median", ".2f"), ("reply_seconds_p95", ".2f"))
 _PASSES = re.compile(r"^dsd_verifier_pass_rounds_(sum|count)(?:{[^}]*})? (\S+)", re.MULTILINE)
 
 
@@ -67,8 +70,9 @@ class GreedyRobot:
         self._shape = _LARGE if kind == "pictures" else _SMALL
         self._png = encode_picture(np.full((*self._shape, 3), 90, np.uint8))
         self._request = SessionRequest(
-            1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, model.vocab_size, 0.0, 0, 1.0, 0
-        )
+            1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, model.vocab_size, 0.0, 0, 1.0, 0,
+            MAX_REPLY if kind == "tokens" else 1,
+        )  # fmt: skip
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.replies = 0
@@ -79,7 +83,7 @@ class GreedyRobot:
         opened = self._channel.receive(30.0)
         if not isinstance(opened, SessionReply) or opened.error:
             raise BenchError(f"the verifier takes no greedy robot, which has no token: {opened}")
-        self._session, self._ends = opened.session, opened.eos_token_ids
+        self._session = opened.session
         self._thread.start()
         return self
 
@@ -93,12 +97,10 @@ class GreedyRobot:
             self.replies += 1
             height, width = self._shape
             self._channel.send(Observation(self._session, self.replies, "find it", height, width, "png", self._png))
-            rounds = _WITHOUT_END if self._kind == "rounds" else 0
-            self._channel.send(Draft(self._session, self.replies, 1, 0, [], autonomous_rounds=rounds))
             while not self._stop.is_set():
                 with suppress(LinkTimeout):
                     answer = self._channel.receive(0.1)
-                    if not isinstance(answer, Outcome) or self._kind == "pictures" or answer.next_token in self._ends:
+                    if not isinstance(answer, VerifiedTokens) or answer.ended:
                         break
 
 
@@ -180,7 +182,8 @@ def measure_fleet(
     robot = paced(load_model(ModelSettings(draft, threads=1)))
     cloud = paced(load_model(ModelSettings(target, threads=1))) if dial is None else None
     stretched = profile.stretched(time_scale)
-    rows, exact, first = [], True, list[DecodedReply]()
+    rows: list[dict[str, Any]] = []
+    exact = True
     wanted: dict[tuple[int, int], list[int]] = {}
     limits = batches if cloud is not None else [0]
     for limit in limits:
@@ -198,12 +201,10 @@ def measure_fleet(
                     row["beside"][kind] = _times(again, time_scale)
             for place, reply in enumerate(found):
                 exact &= wanted.setdefault((place % count, place // count), reply.tokens) == reply.tokens
-            first = first or found[::count]
             rows.append({"robots": count, "max_batch": limit or None} | row)
             done = len(rows) / (len(robots) * len(limits))
             progress(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
-    workload = _workload(first, rows, profile, settings, time_scale, own=cloud is not None)
-    _compare(rows, workload, replies)
+    _compare(rows)
     return {
         **header("fleet", _CODE, draft=robot, target=cloud or fingerprint),
         "profile": dataclasses.asdict(profile),
@@ -212,7 +213,6 @@ def measure_fleet(
         "time_scale": time_scale,
         "exact": exact if settings.temperature == 0 or settings.proven_by is Proof.COUPLED else None,
         "rows": rows,
-        "workload": None if workload is None else dataclasses.asdict(workload),
     }
 
 
@@ -314,67 +314,27 @@ def _times(replies: Sequence[DecodedReply], scale: float) -> dict[str, float]:
     }
 
 
-def _workload(
-    replies: Sequence[DecodedReply],
-    rows: Sequence[dict[str, Any]],
-    profile: Profile,
-    settings: DecodeSettings,
-    scale: float,
-    *,
-    own: bool,
-) -> Workload | None:
-    """What a simulation needs; None if rounds were sent ahead, which it does not know."""
-    if settings.predrafts and settings.pipeline_depth > 1:
-        return None
-    recorded = tuple(_recorded(reply, scale, alone=not settings.needs_draft) for reply in replies)
-    if own and profile.times is not None:
-        curve, prompt = profile.times.passes(1 + settings.depth if settings.needs_draft else 1)
-        return Workload(recorded, profile.link, curve, prompt, spread_s=SPREAD_S)
-    # Measured: a point for each number of robots. Without its metrics the verifier is taken to take turns.
-    points = {round(row["mean_batch"] or 1.0, 1): row["pass_seconds"] for row in reversed(rows)}
-    firsts = statistics.median(reply.records[0].verify_seconds / scale for reply in replies)
-    prefill = max(0.0, firsts - rows[0]["pass_seconds"])  # a first round's seconds include the prefill
-    return Workload(recorded, profile.link, tuple(sorted(points.items())), prefill, spread_s=SPREAD_S)
-
-
-def _recorded(reply: DecodedReply, scale: float, *, alone: bool) -> RecordedReply:
-    """A reply for the simulation; ``alone``: the target decodes it, and only the first round is asked for."""
-    rounds, received = [], 0.0
-    for place, record in enumerate(reply.records):
-        sent = record.began_seconds + record.draft_seconds
-        think = 0.0 if alone and place else max(0.0, sent - received) / scale
-        rounds.append(RecordedRound(think, record.bytes_up, record.bytes_down, record.drafted, not (alone and place)))
-        received = sent + record.wait_seconds
-    picture = max(0, reply.bytes_up - sum(record.bytes_up for record in reply.records))
-    return RecordedReply(len(reply.tokens), picture, tuple(rounds))
-
-
-def _compare(rows: Sequence[dict[str, Any]], workload: Workload | None, replies: int) -> None:
-    """Set each row beside one robot, and beside the simulation."""
+def _compare(rows: Sequence[dict[str, Any]]) -> None:
+    """Set each row beside one robot."""
     alone = {row["max_batch"]: row["tokens_per_second"] for row in rows if row["robots"] == 1}
     for row in rows:
         count, limit = row["robots"], row["max_batch"]
         row["share_of_n_alone"] = row["tokens_per_second"] / (count * alone[limit]) if limit in alone else None
-        row["simulated"] = None
-        if workload is not None:
-            limited = workload if limit is None else dataclasses.replace(workload, max_batch=limit)
-            row["simulated"] = simulate(limited, count, replies=replies, warm_up=0)
 
 
 def render(report: dict[str, Any]) -> str:
-    """The rows as a table, each beside the same batch limit with one robot, and beside the simulation."""
+    """The rows as a table, each beside the same batch limit with one robot."""
     alone = {row["max_batch"]: row for row in report["rows"] if row["robots"] == 1}
     names = "tokens/s", "of n x one", "s/reply", "x one", "p95", "tau", "miss %", "batch", "largest"
-    lines = [["robots", "max batch", *names, "simulated: tokens/s", "s/reply", "p95"]]
+    lines = [["robots", "max batch", *names]]
     for row in report["rows"]:
-        one, simulated, share = alone.get(row["max_batch"]), row["simulated"] or {}, row["share_of_n_alone"]
+        one, share = alone.get(row["max_batch"]), row["share_of_n_alone"]
         lines.append([
             str(row["robots"]), str(row["max_batch"] or "-"), f"{row['tokens_per_second']:.1f}", cell(share, ".0%"),
             f"{row['reply_seconds_median']:.2f}",
             f"{row['reply_seconds_median'] / one['reply_seconds_median']:.2f}" if one else "-",
             f"{row['reply_seconds_p95']:.2f}", f"{row['tau']:.2f}", f"{100 * row['miss_rate']:.0f}",
             cell(row["mean_batch"], ".1f"), cell(row["largest_batch"], ""),
-            *(cell(simulated.get(name), form) for name, form in _SIMULATED),
         ])  # fmt: skip
     exact = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
     held = " (held times)" if report["profile"]["times"] is not None else ""
@@ -397,7 +357,7 @@ def _beside(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Tokens a second in all, and seconds a reply, over the number of robots; dashed: simulated."""
+    """Tokens a second in all, and seconds a reply, over the number of robots."""
     figure = new_figure(path, 9, 4)
     speed, wait = figure.subplots(1, 2)
     limits = list(dict.fromkeys(row["max_batch"] for row in report["rows"]))
@@ -409,9 +369,6 @@ def draw(report: dict[str, Any], path: Path) -> None:
             said = f"{label}, 95th percentile" if name.endswith("p95") else label
             style = ":" if name.endswith("p95") else "-"
             axes.plot(counts, [row[name] for row in rows], "o" + style, color=colour, label=said, markersize=4)
-            if rows[0]["simulated"] and not name.endswith("p95"):
-                simulated = [row["simulated"][name] for row in rows]
-                axes.plot(counts, simulated, "x--", color=GREY, label="" if number else "simulated")
     if alone := next((row for row in report["rows"] if row["robots"] == 1), None):
         most = max(row["robots"] for row in report["rows"])
         speed.plot(

@@ -15,6 +15,7 @@ from typing import Any
 from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.pace import hold, paced
 from dsd_lab.bench.profiles import ASSUMPTIONS, Profile
+from dsd_lab.bench.queues import queues_of
 from dsd_lab.bench.real import REAL, measure_real
 from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
 from dsd_lab.bench.sweeps import Variant
@@ -23,9 +24,7 @@ from dsd_lab.report import BenchError, cell, check_range, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.edge.ahead import Rest
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.session import tuner_for
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
@@ -70,16 +69,14 @@ def measure_modes(
         for variant in variants:  # at full speed: what happens once in a process must not be measured
             decode(connect(), robot, dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS), scenes[0])
         hold(robot, cloud, stretched)
-        # What is learned about draft lengths and drafting ahead stays from picture to picture, as on a robot.
-        tuners = [tuner_for(variant.decode, robot.vocab_size) for variant in variants]
-        rests = [Rest(variant.decode.pipeline_depth) for variant in variants]
         done = 0
         for number, scene in enumerate(scenes):
             # Each picture begins with another variant, so that the first is not always the same.
             for index in ((number + offset) % len(variants) for offset in range(len(variants))):
                 settings = dataclasses.replace(variants[index].decode, seed=seed + number)
-                channel = EmulatedChannel(connect(), stretched.link, seed=seed + number)
-                reply = decode(channel, robot, settings, scene, tuner=tuners[index], rest=rests[index])
+                with queues_of(dict(variants[index].own)):
+                    channel = EmulatedChannel(connect(), stretched.link, seed=seed + number)
+                    reply = decode(channel, robot, settings, scene)
                 measured[index].replies.append(reply)
                 done += 1
                 if progress is not None:

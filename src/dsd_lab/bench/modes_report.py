@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_lab.bench.profiles import Profile
+from dsd_lab.bench.streams import StreamTimes, acceptance, mean_seconds
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
 from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
@@ -26,7 +27,8 @@ _CODE = (*CODE, "dsd_lab/bench/modes.py", "dsd_lab/bench/pace.py", "dsd_lab/link
 LATE = 0.05  # share by which a held time may be exceeded before the report warns
 FORMULA = (
     "predicted: the paper's formulas (FSD Table 4) with the figures measured in the row; they leave out reading "
-    "and sending the picture, and jitter. limit: n/tau target passes and one round trip."
+    "and sending the picture, and jitter. Of mode stream: a simulation at the row's acceptance, begun as the row's "
+    "replies. limit: n/tau target passes and one round trip."
 )
 _COLUMNS = (  # heading, key of a row, format
     ("s/reply", "seconds_per_reply", ".3f"),
@@ -34,6 +36,7 @@ _COLUMNS = (  # heading, key of a row, format
     ("±", "speedup_spread", ".2f"),
     ("tok/s", "tokens_per_second", ".2f"),
     ("tau", "tau", ".2f"),
+    ("drafts", "draft_share", ".1%"),
     ("miss", "miss_rate", ".1%"),
     ("exit", "mean_exit", ".1f"),
     ("used", "predrafts_used", ".1f"),
@@ -50,17 +53,14 @@ _COLUMNS = (  # heading, key of a row, format
 )
 Groups = dict[str, list[Row]]
 _COLOURS = (BLUE, RED, GREEN, "#8d5fa8", YELLOW, "#4a4a4a", "#17a2b8", "#d6336c")
-_POLICIES = {"predraft_policy", "exit_policy"}
+_POLICIES = {"client_queue", "server_queue"}
 _FIGURES = {"speedup": "times as fast as the target alone (ar)", "miss_rate": "pre-draft miss rate, %"}
 _NAMES = {
     "draft_length": "draft length γ",
-    "draft_image_tokens": "picture's tokens that the draft reads",
-    "draft_image_cut": "cut",
     "predraft_workers": "pre-draft workers",
-    "predraft_policy": "client queue",
-    "exit_policy": "server queue",
+    "client_queue": "client queue",
+    "server_queue": "server queue",
     "predraft_source": "pre-draft source",
-    "predraft_batch": "pre-drafts per forward",
     "predraft_budget": "pre-drafts per round at most",
     "pipeline_depth": "rounds in flight",
 }
@@ -201,8 +201,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     t_r = per_round(lambda r: r.sync_seconds / scale) if ahead else None
     gamma = per_round(lambda r: r.draft_length) if decode.needs_draft else None
     drafted = per_round(lambda r: r.draft_round_seconds / scale) if gamma else None
-    # Below 1, mode auto let the target decode alone in most rounds: the formula of ar is nearest.
-    t_p = drafted / gamma if gamma is not None and gamma >= 1.0 and drafted is not None else None
+    t_p = drafted / gamma if gamma and drafted is not None else None
     row: Row = {
         "mode": decode.mode,
         "label": variant.label,
@@ -215,6 +214,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
         "tokens_per_reply": rounded(tokens / len(replies)),
         "rounds_per_reply": rounded(rounds / len(replies)),
         "tau": rounded(tokens / rounds),
+        "draft_share": rounded(sum(sum(reply.accepted) for reply in replies) / tokens) if decode.needs_draft else None,
         "miss_rate": per_round(lambda r: r.miss_rate, later=True) if ahead else None,
         "mean_exit": (per_round(lambda r: r.mean_exit) or None) if ahead else None,
         "exits": mean(lambda r: r.exits),
@@ -235,7 +235,10 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     if decode.pipeline_depth > 1 and ahead:
         # A round sent ahead is under way while another is: its wait says nothing about the link.
         t_c = (profile.link.delay_up_s + profile.link.delay_down_s + profile.link.jitter_s) / 2
-    row |= _theory(row, gamma or 0.0, t_p, t_q, t_c, t_r)
+    if decode.mode == "stream":
+        row |= _foreseen(replies, profile, t_p, t_q, scale)
+    else:
+        row |= _theory(row, gamma or 0.0, t_p, t_q, t_c, t_r)
     if errors := sorted({r.worker_error for r in replies if r.worker_error}):
         row["worker_errors"] = errors
     return row | {"seconds": [rounded(value) for value in seconds]}
@@ -286,6 +289,25 @@ def _theory(row: Row, gamma: float, t_p: float | None, t_q: float | None, t_c: f
     return {"predicted_seconds": rounded(predicted), "limit_seconds": rounded(limit)}
 
 
+def _foreseen(
+    replies: Sequence[DecodedReply], profile: Profile, t_p: float | None, t_q: float | None, scale: float
+) -> Row:
+    """Seconds of a mean reply of mode stream by its simulation, at the acceptance and with the beginning measured."""
+    accepted, link = acceptance(replies), profile.link
+    row: Row = {"acceptance": rounded(accepted), "predicted_seconds": None, "limit_seconds": None}
+    if t_p is None or t_q is None:
+        return row
+    delay = (link.delay_up_s + link.delay_down_s + link.jitter_s) / 2
+    times = profile.times
+    first = statistics.median(reply.records[0].wait_seconds for reply in replies) / scale
+    known = StreamTimes(
+        times.draft_s if times else t_p, times.target_s if times else t_q, delay,
+        _prefill(replies, scale), max(0.0, first - t_q - delay),
+    )  # fmt: skip
+    tokens = round(statistics.fmean(len(reply.tokens) for reply in replies))
+    return row | {"predicted_seconds": rounded(mean_seconds(tokens, known, accepted))}
+
+
 def _differences(measured: Sequence[Measured]) -> list[str]:
     """A sentence for each wrong reply: greedy, all modes agree; sampled, those whose draws are decided alike."""
     found = []
@@ -304,8 +326,6 @@ def draws_of(decode: DecodeSettings) -> object:
         return "greedy"
     if decode.proven_by is Proof.COUPLED:
         return "coupled"  # shared noise: the same whoever drafts, and in ar
-    if decode.tunes:
-        return object()  # lengths depend on the clock: the same distribution, other draws
     shape = decode.shaped_by, decode.depth, decode.expansion
     return decode.proven_by, shape, decode.top_k_proof, decode.top_rho_proof
 
@@ -399,7 +419,7 @@ def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
         own = {key: value for key, value in row["own"].items() if key != name}
         parts = [row["mode"]] if several or not own else []
         if own.keys() >= _POLICIES:  # named as in the paper's Table 7
-            parts.append(f"{own.pop('predraft_policy')} / {own.pop('exit_policy')}")
+            parts.append(f"{own.pop('client_queue')} / {own.pop('server_queue')}")
         parts += [f"{_NAMES.get(key, key)} {value}" for key, value in own.items()]
         groups.setdefault(", ".join(parts), []).append(row)
     return groups

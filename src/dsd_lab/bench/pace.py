@@ -95,7 +95,8 @@ class PacedModel(VisionLanguageModel):
     def pace(self, pace: Pace | None) -> None:
         self._pace = pace
         # Passes that mostly sleep take no processor from each other; those that run freely share this process's.
-        self.processors = None if pace is None else 1 << 16
+        # Threads that slow each other down share a processor.
+        self.processors = None if pace is None else 1 if pace.thread_growth else 1 << 16
 
     def forward_tokens(
         self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None

@@ -27,9 +27,7 @@ from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, rounded, table
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.ahead import Rest
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.session import tuner_for
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.prompts import PromptTemplate
 from dsd_ros.wire.channel import Channel
@@ -37,9 +35,9 @@ from dsd_ros.wire.channel import Channel
 SOURCE = "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench (Apache-2.0)"
 SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 COUNT = 480
-MODES_GREEDY = "ar dsd fsd dsd:shape=budget auto"
+MODES_GREEDY = "ar stream dsd fsd dsd:shape=budget"
 # With shared noise all of these draw the same tokens; dsd draws its own.
-MODES_SAMPLED = "ar:proof=coupled coupled fsd:proof=coupled coupled:shape=budget auto dsd"
+MODES_SAMPLED = "ar stream coupled fsd:proof=coupled coupled:shape=budget dsd"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = {  # Spec-Bench's columns, and the categories of each
     "MT-bench": _MT_BENCH,
@@ -127,8 +125,7 @@ def measure_spec(
 ) -> dict[str, Any]:
     """Ask the questions in every mode; the report as JSON. ValueErrors, ModelError, LinkError.
 
-    An interrupted run with the same models, modes, link and code goes on after its last whole question. What mode
-    ``auto`` had learned by then is lost.
+    An interrupted run with the same models, modes, link and code goes on after its last whole question.
     """
     check_range("per-category", per_task, 0, COUNT)
     if not any(variant.decode.mode == "ar" for variant in variants):
@@ -184,14 +181,9 @@ class _Run:
             model.template = Conversation(**own)
         self._variants, self._robot, self._cloud = variants, robot, cloud
         self._connect, self._profile = connect, profile
-        # What is learned about draft lengths and drafting ahead stays from question to question, as on a robot.
-        self._learned = [
-            {"tuner": tuner_for(variant.decode, robot.vocab_size), "rest": Rest(variant.decode.pipeline_depth)}
-            for variant in variants
-        ]
         for variant in variants:  # what happens once in a process must not be measured
             short = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
-            self._reply(short, [{"role": "user", "content": "Say hello."}], {}, 0)
+            self._reply(short, [{"role": "user", "content": "Say hello."}], 0)
         hold(robot, cloud, profile)
 
     def ask(self, question: Question, say: Callable[[str], object]) -> Answers:
@@ -206,7 +198,7 @@ class _Run:
                 index = (question.number + turn + offset) % len(self._variants)
                 variant = self._variants[index]
                 settings = dataclasses.replace(variant.decode, seed=question.number)
-                reply = self._reply(settings, messages, self._learned[index], question.number)
+                reply = self._reply(settings, messages, question.number)
                 say(f"question {question.number}, {variant.label}: {len(reply.tokens)} tokens in {reply.seconds:.1f} s")
                 if reply.tokens != first.setdefault(draws_of(settings), reply).tokens:
                     raise BenchError(f"question {question.number}: the tokens of {variant.label} are not the target's")
@@ -216,12 +208,12 @@ class _Run:
             messages.append({"role": "assistant", "content": said})
         return found
 
-    def _reply(self, settings: DecodeSettings, messages: list[dict[str, str]], learned: Any, seed: int) -> DecodedReply:
+    def _reply(self, settings: DecodeSettings, messages: list[dict[str, str]], seed: int) -> DecodedReply:
         told = {"conversation": messages}
         for model in (self._robot, self._cloud):
             model.template = dataclasses.replace(model.template, told=told)
         channel = EmulatedChannel(self._connect(), self._profile.link, seed=seed)
-        return decode(channel, self._robot, settings, Scene(None, "conversation"), **learned)
+        return decode(channel, self._robot, settings, Scene(None, "conversation"))
 
 
 def _answer(reply: DecodedReply) -> dict[str, Any]:

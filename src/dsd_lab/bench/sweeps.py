@@ -3,7 +3,7 @@
 
 ar,dsd,fsd                                          modes, by comma or space
 fsd:predraft_source=exits+predraft_workers=10       a mode with settings
-gamma=1..10    predraft_workers=1,3,6    predraft_policy=priority,fifo      sweeps; several are crossed
+gamma=1..10    predraft_workers=1,3,6    client_queue=priority,fifo      sweeps; several are crossed
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsd_lab.bench.queues import SETTINGS as QUEUES
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.modes import Proof, Shape, mode
 from dsd_ros.decoding.settings import DecodeSettings
@@ -25,7 +26,7 @@ ALIASES = {"gamma": "draft_length"}
 # These hold for a whole run: all modes must decode the same reply.
 COMMON = ("temperature", "top_k", "top_p", "seed", "max_tokens")
 _FIELDS = {item.name: item for item in dataclasses.fields(DecodeSettings)}
-_OF_A_MODE = tuple(name for name in _FIELDS if name != "mode" and name not in COMMON)
+_OF_A_MODE = (*(name for name in _FIELDS if name != "mode" and name not in COMMON), *QUEUES)
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
@@ -39,13 +40,15 @@ class Variant:
     @property
     def label(self) -> str:
         """The mode and what sets it apart, as ``--modes`` takes it."""
-        settings = "+".join(f"{key}={_word(key, value)}" for key, value in self.own)
+        settings = "+".join(f"{key}={value}" for key, value in self.own)
         return self.decode.mode + (f":{settings}" if settings else "")
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that matter to its mode."""
-        return {name: getattr(self.decode, name) for name in _OF_A_MODE if matters(name, self.decode)}
+        own = {name: dict(self.own).get(name, "priority") for name in QUEUES if matters(name, self.decode)}
+        fields = {name: getattr(self.decode, name) for name in _FIELDS if name in _OF_A_MODE}
+        return {name: value for name, value in fields.items() if matters(name, self.decode)} | own
 
 
 def matters(name: str, decode: DecodeSettings) -> bool:
@@ -53,12 +56,10 @@ def matters(name: str, decode: DecodeSettings) -> bool:
     truncated = decode.proven_by is Proof.TRUNCATED
     rules = {
         **dict.fromkeys(COMMON, True),
-        "draft_length": decode.needs_draft and decode.shaped_by is not Shape.EXPANSION,
-        **dict.fromkeys(("shape", "draft_source"), decode.needs_draft),
-        **dict.fromkeys(("draft_image_tokens", "draft_image_cut"), decode.needs_draft and not decode.looks_up),
+        "draft_length": not decode.preset.streams and decode.shaped_by is not Shape.EXPANSION,
+        **dict.fromkeys(("shape", "proof"), not decode.preset.streams),
         "tree_expansion": decode.shaped_by is Shape.EXPANSION,
-        "tree_budget": decode.shaped_by is Shape.BUDGET and not decode.tunes,
-        "proof": decode.needs_draft or decode.proven_by is Proof.COUPLED,
+        "tree_budget": decode.shaped_by is Shape.BUDGET,
         **dict.fromkeys(("top_k_proof", "top_rho_proof", "top_float_proof"), truncated),
     }
     return rules.get(name, decode.predrafts)
@@ -77,8 +78,8 @@ def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) 
                 raise BenchError(f"{setting!r} in {part!r} is no setting; use name=value")
             key = _setting(key, part)
             own[key] = parse_value(key, value)
-        chosen = gamma is None or not mode(name).draft_length
-        variants.append(_variant(name, common if chosen else {"draft_length": gamma, **common}, own))
+        rounds = gamma is not None and not mode(name).streams
+        variants.append(_variant(name, {"draft_length": gamma, **common} if rounds else common, own))
     return _distinct(variants)
 
 
@@ -112,7 +113,7 @@ def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[An
         swept |= {name for name, _ in mine}
         for point in itertools.product(*(values for _, values in mine)):
             changed = dict(zip((name for name, _ in mine), point, strict=True))
-            decode = dataclasses.replace(variant.decode, **changed)
+            decode = dataclasses.replace(variant.decode, **_fields(changed))
             out.append(Variant(decode, (*variant.own, *changed.items())))
             if len(out) > MAX_VARIANTS:
                 raise BenchError(f"the sweeps make over {MAX_VARIANTS} combinations; use fewer values")
@@ -123,18 +124,21 @@ def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[An
 
 def parse_value(name: str, text: str) -> Any:
     """A decode setting's value from text, of its type; BenchError. Its range is not checked here."""
+    if name in QUEUES:
+        if text not in QUEUES[name]:
+            raise BenchError(f"{name} is {text!r}; use {', '.join(QUEUES[name])}")
+        return text
     kind = typing.get_type_hints(DecodeSettings)[name]
-    words = _FIELDS[name].metadata.get("words", {})
     try:
-        return words[text] if text in words else kind(text)
+        return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise BenchError(f"{name} is {text!r}; give {what}") from None
 
 
-def _word(name: str, value: Any) -> Any:
-    words = {meant: word for word, meant in _FIELDS[name].metadata.get("words", {}).items()}
-    return words.get(value, value)
+def _fields(own: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a variant's own settings is the product's."""
+    return {name: value for name, value in own.items() if name in _FIELDS}
 
 
 def _setting(name: str, where: str) -> str:
@@ -149,7 +153,7 @@ def _setting(name: str, where: str) -> str:
 
 
 def _variant(name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Variant:
-    decode = DecodeSettings(mode=name, **{**common, **own})
+    decode = DecodeSettings(mode=name, **{**common, **_fields(own)})
     for key in own:
         if not matters(key, decode):
             raise BenchError(f"mode {name} makes no use of {key}; leave it out")

@@ -26,7 +26,7 @@ from dsd_lab.papers.acceptance import acceptance, coupled_acceptance
 from dsd_lab.papers.proofs import PROOFS, Payload, payload, round_seconds
 from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, Row, cell, check_range, header, render_template, rounded, table
-from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 
 MODELS = ("pair", "text")
@@ -147,8 +147,6 @@ class WireSetting:
     def __post_init__(self) -> None:
         if self.decode.sampling.greedy:
             raise BenchError("greedy drafts need no proof, ids alone are sent; use a temperature above 0")
-        if self.decode.draft_length == AUTO_LENGTH:
-            raise BenchError("automatic lengths cannot be compared with formulas; give a draft_length")
         if self.model not in MODELS:
             raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
         check_range("images", self.images, 1, MAX_SCENES)

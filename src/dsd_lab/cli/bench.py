@@ -38,8 +38,7 @@ def decode_flags(*names: str, **defaults: Any) -> type:
     for item in dataclasses.fields(DecodeSettings):
         if item.name == "mode" or (names and item.name not in names):
             continue
-        said = {value: text for text, value in item.metadata.get("words", {}).items()}
-        usual = defaults.get(item.name, said.get(item.default, item.default))
+        usual = defaults.get(item.name, item.default)
         text = item.metadata["help"] + (f" (default: {usual})" if usual != "" else "")
         setting = dataclasses.field(default=None, metadata={**item.metadata, "help": text})
         made.append((item.name, hints[item.name] | None, setting))
@@ -191,7 +190,7 @@ def _text_models(args: Any) -> dict[str, Any]:
 @arguments
 class BenchAssumptionsArguments:
     profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
-    modes: str = flag("ar,dsd,fsd,auto", "as in bench modes")
+    modes: str = flag("ar,stream,dsd,fsd", "as in bench modes")
     images: int = flag(4, "pictures")
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
@@ -230,7 +229,7 @@ def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -
 class BenchSpecArguments:
     questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
     per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
-    modes: str = flag("", "as in bench modes (default: dsd, fsd, a tree and auto; sampled: with proof coupled)")
+    modes: str = flag("", "as in bench modes (default: dsd, fsd and a tree; sampled: with proof coupled)")
     model: str = flag("text", TEXT_MODEL, metavar="DIR")
     draft: str = model_option("draft")
     profile: str = flag("loopback", PROFILE)
@@ -272,9 +271,9 @@ def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
 @arguments
 class BenchFleetArguments:
     profile: str = flag("go2-a100", PROFILE)
-    mode: str = flag("dsd", "decoding mode, with settings if need be, as in bench modes")
+    mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
-    batches: str = flag("1,32", "rounds in a pass at most; 1: the target takes turns", metavar="N,...")
+    batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
     replies: int = flag(3, "pictures that each robot decodes")
     time_scale: float = flag(
         1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
@@ -285,7 +284,7 @@ class BenchFleetArguments:
     link: VerifierFlags = part(VerifierFlags)
     metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
     greedy_robot: str = flag(
-        "", "measure again beside one more robot that takes all it can get: pictures, rounds", metavar="KIND,..."
+        "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
     )
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
     json: Path | None = json_option()
@@ -296,8 +295,8 @@ def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
     """Several robots on one verifier.
 
     Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
-    size of batches, for each number of robots and each limit of a pass, beside what a simulation says. `dsd-lab plan`
-    reads the JSON. Exits with 1 if a reply is not the one that the robot gets alone.
+    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that the
+    robot gets alone.
     """
     from dsd_lab.bench.fleet import draw, measure_fleet, render
     from dsd_lab.bench.profiles import load_profile

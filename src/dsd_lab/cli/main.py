@@ -17,7 +17,6 @@ LAB = product.CommandLine(
         "bench": "Measure the system on this machine.",
         "figures": "Measure every figure of the pages again, and write them there.",
         "papers": "Every table and figure of the four papers, beside formulas and measurements.",
-        "plan": "How many verifiers a fleet of robots needs.",
         "theory": "What the papers' formulas predict.",
         "train": "Train the shipped models, or early exits for any model.",
         "evaluate": "Measure models on held-out scenes and in simulated runs.",

@@ -132,6 +132,8 @@ class EmulatedChannel:
     congestion window, 0: none. ``close`` closes ``inner`` too.
     """
 
+    outbox = Outbox  # of the verifier's end
+
     def __init__(self, inner: Channel, profile: LinkProfile, seed: int = 0, window_bytes: int = 0) -> None:
         if window_bytes and window_bytes < _SEGMENT:
             raise ValueError(f"window_bytes is {window_bytes}; use 0 (none), or {_SEGMENT} bytes or more")
@@ -223,7 +225,7 @@ class EmulatedChannel:
         self._down = direction("down", profile.delay_down_s, profile.rate_down_bps)
         self._under_way_up: deque[tuple[float, Message]] = deque()
         self._under_way_down: deque[tuple[float, int, Message]] = deque()
-        self._waiting = Outbox()
+        self._waiting = self.outbox()
         self._put_at = 0.0
         self._failure: Exception | None = None
         self._running = True

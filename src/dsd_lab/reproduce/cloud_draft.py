@@ -56,6 +56,7 @@ class _Reply:
 
     sequence: TokenSequence
     ready: list[int] = field(default_factory=list)
+    last: Outcome | None = None
 
 
 class CloudDraftTarget(BilledTarget):
@@ -86,7 +87,7 @@ class CloudDraftTarget(BilledTarget):
                 yield item, self._next(item, reply, None)
             else:
                 assert isinstance(item, PendingRound)
-                drafted = PendingRound(item.session, item.reply, self._proposed(item, reply), alone=True)
+                drafted = PendingRound(item.session, item.reply, self._proposed(item, reply))
                 given[id(drafted)] = item
                 asked.append(drafted)
         for item, result in super().verify(asked, on_early):
@@ -103,10 +104,7 @@ class CloudDraftTarget(BilledTarget):
         """The reply of a round that the target decodes alone; None for any other work."""
         if not isinstance(item, PendingRound) or item.draft.tokens:
             return None
-        if not (item.alone or item.draft.autonomous_rounds):
-            return None
-        session = item.session
-        return self._replies.get(_sequence(item)) if session.sampling.greedy or session.proof == "coupled" else None
+        return self._replies.get(_sequence(item)) if item.session.streams else None
 
     def _proposed(self, item: PendingRound, reply: _Reply) -> object:
         """The round's draft with gamma tokens of the draft model."""
@@ -134,7 +132,8 @@ class CloudDraftTarget(BilledTarget):
         token, sequence, before = reply.ready.pop(0), _sequence(item), item.draft.confirmed
         sequence.rollback(before)
         sequence.append([token])
-        last = passed if passed is not None else item.reply.outcomes[-1]
+        reply.last = last = passed or reply.last
+        assert last is not None
         spent = passed.compute_us if passed is not None else 0
         return msgspec.structs.replace(last, round=item.draft.round, accepted=0, next_token=token, compute_us=spent)
 

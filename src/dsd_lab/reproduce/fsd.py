@@ -267,7 +267,7 @@ def _misses(report: Any, workers: int, client: str = "priority", server: str = "
         found = row["settings"]
         if row["mode"] != "fsd" or found.get("predraft_source") != "exits":
             continue
-        queues = found.get("predraft_policy", "priority"), found.get("exit_policy", "priority")
+        queues = found.get("client_queue", "priority"), found.get("server_queue", "priority")
         if found["predraft_workers"] == workers and queues == (client, server):
             return float(100 * row["miss_rate"])
     raise KeyError(workers)

@@ -83,7 +83,7 @@ def cost_study(pictures: int = 24) -> Study:
     def of(mode: str, **more: Any) -> DecodeSettings:
         return DecodeSettings(mode=mode, max_tokens=96, **({"draft_length": 4} if mode != "ar" else {}), **more)
 
-    flight = {"pipeline_depth": 3, "predraft_batch": 8, "predraft_workers": 1}
+    flight = {"pipeline_depth": 3, "predraft_workers": 8}
     rows = (
         Contestant("ar", of("ar")),
         Contestant("cloud-sd", of("ar"), cloud_draft=True),
@@ -100,7 +100,7 @@ class _CountingChannel(LocalChannel):
     drafts = 0
 
     def send(self, message: Message) -> None:
-        self.drafts += isinstance(message, Draft) and bool(message.tokens or message.autonomous_rounds)
+        self.drafts += isinstance(message, Draft) and bool(message.tokens)
         super().send(message)
 
 
@@ -247,7 +247,7 @@ def measure_queues(
     profile = dataclasses.replace(load_profile("rtx-a100"), name="rtx-a100, 4 kbit/s down", gamma=8)
     profile = dataclasses.replace(profile, link=dataclasses.replace(profile.link, rate_down_bps=4e3))
     common = {"predraft_source": "exits", "draft_length": 8, "temperature": 1.0}
-    swept = "predraft_workers=1,2,3", "predraft_policy=priority,random,fifo", "exit_policy=priority,fifo"
+    swept = "predraft_workers=1,2,3", "client_queue=priority,random,fifo", "server_queue=priority,fifo"
     sweeps = [parse_sweep(text) for text in swept]
     variants = crossed(parse_modes("ar fsd", common), sweeps)
     report = measure_modes(

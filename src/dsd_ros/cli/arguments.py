@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Declare a command's arguments as a dataclass, which cyclopts reads.
 
-A field's name is its flag; its metadata (``help``, ``choices``, ``words``) is that of the settings dataclasses. A
+A field's name is its flag; its metadata (``help``, ``choices``) is that of the settings dataclasses. A
 settings dataclass may be a field itself: its own fields are then flags of the command.
 """
 
@@ -121,15 +121,7 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     known = item.metadata
     given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show") if name in _UNDERSTOOD}
-    words: Mapping[str, Any] = known.get("words", {})
     convert = known.get("convert")
-    if words:
-
-        def convert(text: str) -> Any:
-            return words[text] if text in words else kinds[0](text)
-
-        names = {value: name for name, value in words.items()}
-        given["show_default"] = lambda value: names.get(value, value)
     if convert is not None:
         given["converter"] = lambda _, tokens: convert(tokens[0].value)
     elif kinds == [Path]:

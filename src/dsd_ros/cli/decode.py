@@ -19,14 +19,13 @@ from dsd_ros.cli.arguments import (
     tokenizer_option,
 )
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
-from dsd_ros.cli.terminal import colours, console, counted, token_legend, token_text, working
+from dsd_ros.cli.terminal import colours, console, token_legend, token_text, working
+from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.settings import TUNING_FILE
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.navigation.actions import action_in, read_grammar
-from dsd_ros.paths import OWN
 from dsd_ros.ros.settings import ReplyGrammar
-from dsd_ros.shown import LINES, shown
+from dsd_ros.shown import LINES, counted, shown
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
@@ -49,7 +48,6 @@ class DecodeArguments:
     target_tokenizer: str = tokenizer_option()
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags)
-    tuning_file: str = flag(OWN, TUNING_FILE, metavar="FILE")
     log: LogSettings = part(LogSettings)
     stats: bool = flag(False, "also the figures in the papers' symbols: tau, T_q, T_c, gamma T_p, c, ...")
     json: Path | None = json_option("the reply")
@@ -77,8 +75,8 @@ def command(args: DecodeArguments) -> int:
             )
             for record in reply.records
         ]
-        console().print(token_text(rounds))
-        console(sys.stderr).print(token_legend())
+        console().print(token_text(rounds, reply.mode))
+        console(sys.stderr).print(token_legend(reply.mode))
     else:
         print(shown(reply.text, keep=LINES))
     if args.json is None:
@@ -94,7 +92,6 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
     from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
-    from dsd_ros.edge.tuning_file import TuningFile
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model
@@ -117,12 +114,11 @@ def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedR
         _check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     target = ModelSettings(model_path(args.target, "target"), prompt=args.prompt)
-    kept = TuningFile(args.tuning_file, args.link.verifier or "this process")
     say("dialling the verifier" if args.link.verifier else "loading the target model")
     with (
         logging_to_stderr(args.log),
         args.link.channel() if args.link.verifier else in_process_channel(target) as channel,
-        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, tuning_file=kept, form=form) as session,
+        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, form) as session,
     ):
         say("decoding")
         return session.decode(image, instruction, history=history), session.text
@@ -143,10 +139,12 @@ def _check_goal(instruction: str) -> None:
 
 def _figures(reply: DecodedReply) -> str:
     """A reply's figures in plain words."""
+    of = "of the target" if streams(reply.mode) else "with the verifier"
+    drafts = f", {100 * reply.draft_share:.0f} % from drafts" if reply.draft_length else ""
+    sooner = f", about {reply.sooner:.1f} times as fast as the target alone (estimate)" if reply.sooner else ""
     return (
-        f"{counted(len(reply.tokens), 'token')} in {counted(reply.rounds, 'round')} with the verifier, "
-        f"{reply.seconds:.2f} s, "
-        f"{reply.bytes_up / 1000:.1f} kB up, {reply.bytes_down / 1000:.1f} kB down"
+        f"{counted(len(reply.tokens), 'token')} in {counted(reply.rounds, unit_of(reply.mode))} {of}{drafts}, "
+        f"{reply.seconds:.2f} s{sooner}, {reply.bytes_up / 1000:.1f} kB up, {reply.bytes_down / 1000:.1f} kB down"
     )
 
 

@@ -238,7 +238,8 @@ def _run(
         report.startup_seconds = round(time.monotonic() - began, 3)
         story.begin(
             f"ready after {report.startup_seconds:.1f} s: seed {settings.seed}, mode {settings.mode} over "
-            f"{settings.transport}: {settings.instruction}"
+            f"{settings.transport}: {settings.instruction}",
+            settings.mode,
         )
         started = time.monotonic()
         client.send_goal(report.instruction, time_limit)

@@ -11,9 +11,9 @@ from typing import Any
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, word
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, interruption, write_json
 from dsd_ros.cli.terminal import Progress, paint
-from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.modes import PRESETS, unit_of
 from dsd_ros.ros.bringup import TRANSPORTS
-from dsd_ros.shown import LINES, shown
+from dsd_ros.shown import LINES, counted, shown
 
 
 @arguments
@@ -140,7 +140,7 @@ def _one(task: Any, system: Any, args: ReplayArguments, bar: Progress, replies: 
                 bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
         if comparison.same:
             reply = comparison.reply
-            what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"
+            what = f"{step.action or 'no action'}, {reply.count} tokens in {counted(reply.rounds, unit_of(task.mode))}"
             bar.say(shown(f"step {step.number:2}: {what}: as recorded"))
         else:
             bar.say(paint(shown("\n".join(comparison.lines()), keep=LINES), "red"))

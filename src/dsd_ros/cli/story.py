@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from dsd_ros.cli.terminal import colours, console, counted, is_terminal, token_legend, token_text
+from dsd_ros.cli.terminal import colours, console, is_terminal, token_legend, token_text
+from dsd_ros.decoding.modes import unit_of
 from dsd_ros.navigation.actions import action_of, format_action
-from dsd_ros.observe.view.figures import Figures
+from dsd_ros.observe.view.figures import Figures, percent
 from dsd_ros.paths import cache_directory
-from dsd_ros.shown import LINES, shown
+from dsd_ros.shown import LINES, counted, shown
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -130,15 +131,15 @@ class Story:
         self._show(f"starting, {for_s} s: waiting for {names}" if awaited else "")
         return bool(awaited)
 
-    def begin(self, text: str) -> None:
+    def begin(self, text: str, mode: str) -> None:
         """The goal is sent."""
         self._shows = "warnings"
         self._say(text)
         if self._coloured:
-            self._print(token_legend())
+            self._print(token_legend(mode))
 
     def progress(self, message: Any) -> None:
-        """A reply has grown by a round (ReplyProgress)."""
+        """A reply has grown by a pass or a round (ReplyProgress)."""
         from dsd_ros.observe.ros.live import round_from
 
         stamp = (message.header.stamp.sec, message.header.stamp.nanosec)
@@ -148,7 +149,7 @@ class Story:
         self._replies[stamp] = message.text, rounds
         while len(self._replies) > _REPLIES_KEPT:
             self._replies.pop(next(iter(self._replies)))
-        self._show(token_text(rounds))
+        self._show(token_text(rounds, message.mode))
 
     def step(self, action: Any, stats: Any) -> None:
         """The robot acts (NavAction), after a reply with these figures (DecodeStats; empty: there was none)."""
@@ -160,14 +161,14 @@ class Story:
             from dsd_ros.observe.ros.live import reply_figures
 
             reply = reply_figures(stats)
-            if reply.mode != "ar":  # that is the target alone
-                self._figures.add_reply(reply)
-            figures = f"{counted(reply.tokens, 'token')} in {counted(reply.rounds, 'round')}, {reply.seconds:.2f} s"
+            self._figures.add_reply(reply)
+            figures = f"{counted(reply.tokens, 'token')} in {counted(reply.rounds, unit_of(reply.mode))}"
+            figures += f", {reply.seconds:.2f} s"
         elif not action.verified and not action.retracing:
             figures = "by the draft alone"
         tokens = "".join(piece for one in rounds for piece in one.gained)
         if self._coloured and rounds and tokens.strip() == text.strip():
-            self._tokens(head, token_text(rounds), figures)
+            self._tokens(head, token_text(rounds, stats.mode), figures)
         else:
             rest = f"{figures:32} | {shown(action.reasoning)}" if figures else shown(action.reasoning)
             self._say(f"{head} {rest}")
@@ -196,11 +197,13 @@ class Story:
         )
         metres = sum(math.dist(a[:2], b[:2]) for a, b in zip(report.path, report.path[1:], strict=False))
         tokens, rounds = (sum(step[name] for step in report.steps) for name in ("tokens", "rounds"))
-        lines = [f"walked {metres:.1f} m; decoded {tokens} tokens in {counted(rounds, 'round')} with the verifier"]
+        drafted = self._figures.drafted / max(1, self._figures.tokens)
+        share = f", {percent(drafted)} from drafts" if drafted else ""
+        lines = [f"walked {metres:.1f} m; decoded {tokens} tokens in {counted(rounds, unit_of(report.mode))}{share}"]
         if report.speedup_estimate is not None:
             lines.append(
-                f"decoding was about {report.speedup_estimate:.1f} times as fast as the target alone "
-                "(estimated from the verifier's time a round)"
+                f"decoding was about {report.speedup_estimate:.1f} times as fast as the target alone (an estimate: "
+                "each token from a draft saved a pass)"
             )
         if bag:
             lines.append(f"bag: {bag} (dsd inspect {bag})")
@@ -210,8 +213,8 @@ class Story:
             self._say(f"  {line}")
 
     def speedup(self) -> float | None:
-        """About how many times as fast as the target alone (`ReplyFigures.alone_seconds`); None where nothing tells."""
-        return self._figures.speedup or None
+        """About how many times as fast as the target alone (`ReplyFigures.sooner`); None where nothing tells."""
+        return self._figures.sooner or None
 
     def close_line(self) -> None:
         """End the line that says what is going on."""

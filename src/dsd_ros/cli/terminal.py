@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from dsd_ros.decoding.modes import PRESETS, streams
 from dsd_ros.shown import LINES, shown
 
 if TYPE_CHECKING:
@@ -54,13 +55,8 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
-def counted(count: int, what: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
-def token_text(rounds: Iterable[Round]) -> Text:
-    """A reply round by round: accepted drafts, rejected ones struck out, the target's own tokens.
+def token_text(rounds: Iterable[Round], mode: str) -> Text:
+    """A reply round by round, or pass by pass: accepted drafts, rejected ones struck out, the target's own tokens.
 
     The rejected tokens of a tree are no text, so they are counted.
     """
@@ -68,7 +64,7 @@ def token_text(rounds: Iterable[Round]) -> Text:
 
     text = Text()
     for one in rounds:
-        sequence = one.drafted <= one.depth
+        sequence = one.drafted <= one.depth or streams(mode)
         rejected = one.rejected if sequence else (f"[{len(one.rejected)}]",) if one.rejected else ()
         for pieces, style in (
             (one.gained[: one.accepted], ACCEPTED),
@@ -80,14 +76,17 @@ def token_text(rounds: Iterable[Round]) -> Text:
     return text
 
 
-def token_legend() -> Text:
+def token_legend(mode: str) -> Text:
     """What the colours of `token_text` mean."""
     from rich.text import Text
 
-    return Text.assemble(
-        ("accepted drafts", ACCEPTED), ", ", ("rejected drafts", REJECTED), " (", ("[n]", "red"), ": n of a tree), ",
-        ("the target's own tokens", OWN),
-    )  # fmt: skip
+    text = Text()
+    if PRESETS[mode].drafts:
+        text.append("accepted drafts", ACCEPTED).append(", ").append("rejected drafts", REJECTED)
+        if not streams(mode):
+            text.append(" (").append("[n]", "red").append(": n of a tree)")
+        text.append(", ")
+    return text.append("the target's own tokens", OWN)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class Metrics:
         sessions = self._gauge("sessions", "Sessions held, by whether the robot's link is up.", "link")
         limit = self._gauge("sessions_limit", "Sessions that may be held at once.")
         caches = self._gauge("kv_cache_bytes", "Memory of the sessions' KV caches.")
-        turns = self._gauge("queue_turns", "Observations and rounds that wait for their turn.")
+        turns = self._gauge("queue_turns", "Observations, passes and rounds that wait for their turn.")
         size = self._gauge("queue_bytes", "Bytes of pictures and distributions that wait.")
         figures: list[tuple[Gauge, Callable[[VerifierEngine], int]]] = [
             (sessions.labels("up"), lambda engine: engine.held_sessions()[0]),
@@ -135,7 +135,7 @@ class Metrics:
         self.connected = self._gauge("connections", "Robots' connections.").inc
         self.moved = self._counter("connections_moved_total", "Connections closed so that their robots move on.").inc
         self._robot_sessions = self._gauge("robot_sessions", "Sessions held, by the robot's name.", "robot")
-        self._robot_rounds = self._counter("robot_rounds_total", "Rounds verified, by the robot's name.", "robot")
+        self._robot_rounds = self._counter("robot_rounds_total", "Passes and rounds, by the robot's name.", "robot")
         over = "Connections and sessions refused at a robot's own limit, by its name."
         self._robot_refused = self._counter("robot_refusals_total", over, "robot")
         refused = "Connections refused or cut off: wrong token, or a limit reached."
@@ -146,31 +146,36 @@ class Metrics:
         self.sent = self._counter("sent_bytes_total", "Frames sent.").inc
 
     def _count_rounds(self, layers: Iterable[str]) -> None:
-        self._rounds = self._counters("rounds_total", "Rounds verified.", "mode", PRESETS)
+        rounds = "Passes (modes stream and ar) and rounds verified."
+        self._rounds = self._counters("rounds_total", rounds, "mode", PRESETS)
         drafted = "Drafted tokens verified, all nodes of a tree."
         self._drafted = self._counters("drafted_tokens_total", drafted, "mode", PRESETS)
-        accepted = "Drafted tokens accepted. Each round gives one more, so tau is 1 + accepted / rounds."
+        accepted = "Drafted tokens accepted. Each pass or round gives one more, so tau is 1 + accepted / rounds."
         self._accepted = self._counters("accepted_tokens_total", accepted, "mode", PRESETS)
-        accepted = "Drafted tokens accepted, per round with a draft."
+        accepted = "Drafted tokens accepted, per pass or round with a draft."
         # What an API would bill, and what vLLM counts under these names.
         self._prompt = self._counter("prompt_tokens_total", "Tokens of prompts read, with those of pictures.").inc
         self._generated = self._counter("generation_tokens_total", "Tokens of replies.").inc
         self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS).observer()
-        together = "Rounds verified together in one pass of the target."
+        together = "Replies whose passes or rounds the target made together."
         self.passing = self._histogram("pass_rounds", together, BATCH).observer()
-        passed = "One pass of the target with all its rounds, and sending their results."
+        passed = "One pass of the target for all of them, and sending their results."
         self.passed = self._histogram("pass_seconds", passed, SECONDS).observer()
         modes = (*PRESETS, OTHER)
-        seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode", modes)
+        seconds = self._histogram(
+            "round_seconds", "One pass or round in the target, exits included.", SECONDS, "mode", modes
+        )
         self._round_seconds = {mode: seconds.observer(mode) for mode in modes}
         reading = "Reading one observation with the target."
         self._read_seconds = self._histogram("observation_seconds", reading, SECONDS).observer()
-        waited = "How long an observation or a round waited for its turn."
+        waited = "How long an observation, a pass or a round waited for its turn."
         self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observer()
-        refused = "Rounds, observations and frames refused."
+        refused = "Rounds, drafts, observations and frames refused."
         self._refusals = self._counters("refusals_total", refused, "code", (code.value for code in RefusalCode))
         self._early = self._counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
-        self.resent = self._counter("outcomes_resent_total", "Outcomes sent again because they got lost.").inc
+        self.resent = self._counter(
+            "outcomes_resent_total", "Outcomes and verified tokens sent again because they got lost."
+        ).inc
         self.failed = self._counter("failures_total", "Turns that ended in a defect.").inc
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -269,7 +274,7 @@ class Metrics:
         _log.info("observation read", extra=fields)
 
     def verified(self, round: PendingRound, outcome: Outcome, seconds: float) -> None:
-        """A round was verified; the reply's tokens include its own."""
+        """A pass or a round was verified; the reply's tokens include its own."""
         session, reply, draft = round.session, round.reply, round.draft
         mode = session.request.mode if session.request.mode in self._rounds else OTHER
         drafted = len(draft.tokens)

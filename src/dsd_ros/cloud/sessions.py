@@ -413,7 +413,7 @@ def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettin
         raise ValueError(
             f"the robot's tokenizer ({theirs or 'none'}) is not that of the target "
             f"{model.name} ({ours}); use a draft that shares it, or give the robot the target's "
-            "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
+            "own (target_tokenizer) in mode stream"
         )
     most = largest_vocabulary(model.vocab_size)
     if request.vocab_size > most:

@@ -64,6 +64,16 @@ PRESETS: dict[str, Mode] = {
 }  # fmt: skip
 
 
+def streams(name: str) -> bool:
+    """Whether a mode decodes in passes of the target; False for one in rounds, or of another release."""
+    return name in PRESETS and PRESETS[name].streams
+
+
+def unit_of(name: str) -> str:
+    """What a mode's replies are counted in: "pass" or "round"."""
+    return "pass" if streams(name) else "round"
+
+
 def mode(name: str) -> Mode:
     """The preset with this name; ModeError if there is none."""
     if name in ("auto", "best"):

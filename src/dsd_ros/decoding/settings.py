@@ -16,15 +16,9 @@ from dsd_ros.options import check_options, option
 MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
 MAX_KEPT = 1 << 16  # ids of one truncated distribution
 FLOATS = ("float16", "float32")
-DRAFT_SOURCES = ("model", "lookup")
-IMAGE_CUTS = ("shrink", "drop")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
-PREDRAFT_POLICIES = ("priority", "fifo", "random")
-PREDRAFT_WHEN = ("pays", "always")
 PROOFS = ("preset", *(proof.value for proof in Proof))
 SHAPES = ("preset", *(shape.value for shape in Shape))
-AUTO_LENGTH = 0
-PRESET_LENGTH = -1
 
 
 class SettingsError(ValueError):
@@ -108,31 +102,10 @@ class DecodeSettings:
     tree_expansion: str = option("2,2,2", "shape expansion: children of every node, level by level")
     tree_budget: int = option(16, "shape budget: number of nodes in the tree", 1, MAX_NODES)
     draft_length: int = option(
-        PRESET_LENGTH,
-        "tokens drafted per round (gamma); in shape budget, the tree's depth; an expansion has its own depth. "
-        "auto (0): chosen from what rounds cost and gain, and a budget too; preset (-1): as the mode says",
-        PRESET_LENGTH,
+        4,
+        "tokens drafted per round (gamma); in shape budget, the tree's depth; an expansion has its own depth",
+        1,
         MAX_DRAFT_LENGTH,
-        words={"auto": AUTO_LENGTH, "preset": PRESET_LENGTH},
-    )
-    draft_source: str = option(
-        DRAFT_SOURCES[0],
-        "what drafts: the draft model, or lookup, which repeats what followed the same tokens earlier in prompt and "
-        "reply; lookup is for modes dsd and coupled, greedy or with proof coupled",
-        choices=DRAFT_SOURCES,
-    )
-    draft_image_tokens: int = option(
-        0,
-        "tokens of each picture that the draft model reads at most, so that it begins sooner; the target reads the "
-        "whole picture, and the reply stays its own. 0: all",
-        0,
-        1 << 14,
-    )
-    draft_image_cut: str = option(
-        IMAGE_CUTS[0],
-        "how a picture comes down to draft_image_tokens: shrink makes it smaller before the draft's vision tower reads "
-        "it; drop leaves tokens out after the tower, evenly, at their places",
-        choices=IMAGE_CUTS,
     )
     temperature: float = option(SamplingSettings.temperature, "sampling temperature; 0: greedy", 0.0, 100.0)
     top_k: int = option(SamplingSettings.top_k, "sample from the K likeliest tokens; 0: all", 0, 1 << 20)
@@ -145,39 +118,23 @@ class DecodeSettings:
         "guesses, or both",
         choices=PREDRAFT_SOURCES,
     )
-    predraft_when: str = option(
-        PREDRAFT_WHEN[0],
-        "when to draft ahead: while it pays, so that it rests where it makes rounds slower, or always; mode auto "
-        "chooses for itself",
-        choices=PREDRAFT_WHEN,
-    )
     predraft_workers: int = option(6, "number of drafts made ahead at the same time", 1, 64)
-    predraft_policy: str = option("priority", "order in which outcomes are drafted ahead", choices=PREDRAFT_POLICIES)
     predraft_budget: int = option(24, "number of drafts begun ahead per round", 1, 1024)
-    predraft_batch: int = option(1, "drafts advanced by one pass of the draft model; 1: each worker is a thread", 1, 64)
     pipeline_depth: int = option(1, "rounds in flight at once; above 1 they are sent on assumptions", 1, 8)
     exit_layers: str = option("", "layers whose early exits are used, as 2,4; empty: all; none: no exits")
     min_exit_confidence: float = option(0.0, "early outcomes with less confidence are not sent", 0.0, 1.0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", mode(self.mode).name)
+        mode(self.mode)
         check_options(self, SettingsError)
-        if self.draft_length == PRESET_LENGTH:
-            object.__setattr__(self, "draft_length", 4)
         # Each of these validates.
         _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
-        self._check_look_up()
 
     @property
     def preset(self) -> Mode:
         """The mode as a combination of axes."""
         return mode(self.mode)
-
-    @property
-    def adapts(self) -> bool:
-        """Whether all that makes a reply no different is chosen while decoding (mode auto)."""
-        return False
 
     @property
     def needs_draft(self) -> bool:
@@ -186,23 +143,21 @@ class DecodeSettings:
 
     @property
     def proven_by(self) -> Proof:
-        """The proof in use. COUPLED in modes stream and ar: the target draws with the shared noise."""
+        """The proof in use."""
         if self.proof == "preset":
             return self.preset.proof
         if self.preset.streams and self.proof != Proof.COUPLED:
-            raise SettingsError(
-                f"mode {self.mode} has no rounds that proof {self.proof!r} could be about; use preset or coupled"
-            )
+            raise SettingsError(f"mode {self.mode} draws with shared noise, not by proof {self.proof!r}; use preset")
         return Proof(self.proof)
 
     @property
     def shaped_by(self) -> Shape:
         """The shape in use."""
         shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
-        if self.adapts and shape is Shape.EXPANSION:
-            raise SettingsError(f"mode {self.mode} chooses trees itself; use shape budget, or mode mc-dsd")
         if self.preset.streams and shape is not Shape.SEQUENCE:
-            raise SettingsError(f"mode {self.mode} has no rounds that could have shape {self.shape!r}; use preset")
+            raise SettingsError(
+                f"mode {self.mode} has no rounds whose drafts could have shape {self.shape!r}; use preset"
+            )
         sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
         if shape is Shape.BUDGET and sampled:
             raise SettingsError(
@@ -224,13 +179,7 @@ class DecodeSettings:
         """The most tokens that one draft can add to a reply."""
         if self.shaped_by is Shape.EXPANSION:
             return len(self.expansion)
-        return self.draft_length if self.draft_length != AUTO_LENGTH else MAX_DRAFT_LENGTH
-
-    @property
-    def tunes(self) -> bool:
-        """Whether draft lengths, or trees, are chosen while decoding."""
-        chosen = self.draft_length == AUTO_LENGTH and self.shaped_by is not Shape.EXPANSION
-        return self.adapts or (chosen and self.needs_draft)
+        return self.draft_length
 
     @property
     def splits(self) -> bool:
@@ -238,7 +187,7 @@ class DecodeSettings:
         return self.proven_by is Proof.SPLIT and not self.sampling.greedy
 
     def _check_split(self) -> None:
-        if self.adapts or not (self.splits and self.predrafts) or self.shaped_by is not Shape.EXPANSION:
+        if not (self.splits and self.predrafts) or self.shaped_by is not Shape.EXPANSION:
             return
         # The robot decides what is left of a tree after a rejection: the cloud cannot foresee where it ends.
         if self.pipeline_depth > 1:
@@ -253,24 +202,14 @@ class DecodeSettings:
             )
 
     @property
-    def looks_up(self) -> bool:
-        """Whether drafts are looked up, so that no draft model runs."""
-        return self.needs_draft and self.draft_source == "lookup"
-
-    def _check_look_up(self) -> None:
-        if not self.looks_up:
-            return
-        drawn = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
-        if self.predrafts or self.tunes or self.shaped_by is not Shape.SEQUENCE or drawn:
-            raise SettingsError(
-                f"draft_source 'lookup' does not fit mode {self.mode} with these settings: it drafts sequences of "
-                "a fixed draft_length, in turn; use mode dsd at temperature 0, or coupled"
-            )
-
-    @property
     def predrafts(self) -> bool:
         """Whether drafts are made while a round is being verified."""
         return self.preset.predrafts
+
+    @property
+    def uses_exits(self) -> bool:
+        """Whether early outcomes are asked for."""
+        return self.predrafts and self.predraft_source != "guesses" and self.exits is not None
 
     @property
     def exits(self) -> tuple[int, ...] | None:

@@ -6,17 +6,14 @@ level, so a worker turns to something more likely after one forward pass. A work
 may see: it forks (0.03 ms) and grows the fork. Rankings run outside the lock.
 
 The round itself goes first. Workers begin passes between sending and the verdict only, and a pass that the verdict
-makes useless ends after the layer it is in. Where there are too few processors for all workers, one of them does the
-work of all, in batches. Where pre-drafting makes rounds slower all the same, it rests.
+makes useless ends after the layer it is in. Where there are too few processors for all workers, one thread does the
+work of all, in passes over a batch of their drafts, which takes hardly longer than one (FSD, Table 9).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import random
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -28,26 +25,15 @@ import torch
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_EXITS, Proof
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, advance
-from dsd_ros.edge.estimates import Mean
+from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, Origin, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
-from dsd_ros.edge.proposer import Origin, RoundDraft
-from dsd_ros.edge.strategies import Strategy
-from dsd_ros.edge.tuner import Tuner
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 _PASS_S = 30.0  # a forward pass that takes longer is not waited for
-_LIKELY = 0.5  # what is likelier is worth a pass that the verdict may interrupt
-_FORGET = 0.99  # per pass without a batch, of what a further draft in a pass takes
-_SWITCH_S = 2e-4  # the longest that a worker keeps the interpreter while another thread waits for it
-_TRIAL = 6  # rounds of each kind that tell whether drafting ahead pays
-_CLEAR = 2.0  # a gain or loss of 1 + _CLEAR / rounds ends a trial of so many rounds of each kind
-_WORTH = 1.05  # drafting ahead has to make rounds so many times as fast, since it takes energy
-_PAUSE, _PAUSE_GROWS, _LONGEST_PAUSE = 64, 4, 4096  # rounds between two trials
 
 
 def processors() -> int:
@@ -57,159 +43,6 @@ def processors() -> int:
 
 class _Useless(Exception):
     """The verdict is known, and what the pass would give is not needed."""
-
-
-class _QuickSwitches:
-    """Lets threads wait for the interpreter ``_SWITCH_S`` at most; process-wide, as long as any pool has workers."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before = 0.0
-
-    def begin(self) -> None:
-        """A pool starts."""
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._before, _SWITCH_S))
-
-    def end(self) -> None:
-        """A pool has ended; the last one leaves the interval as the first one found it."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                sys.setswitchinterval(self._before)
-
-
-_quick_switches = _QuickSwitches()
-
-
-class _Trials:
-    """Whether drafting ahead pays in rounds of one sort, by what they take with it and without it, by turns.
-
-    What a trial finds holds until the next one, which comes the later the more often the same was found.
-    """
-
-    def __init__(self, run: int) -> None:
-        """``run``: rounds of a kind that stand together; the last one counts."""
-        self.rests = True  # what the last trial found; nothing is known to pay before the first
-        self.gain: float | None = None  # times as fast as rounds were in it with drafting ahead
-        self._run = run
-        self._trial, self._left, self._pause = True, 0, _PAUSE
-        self._turn = 0
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}  # of a trial's rounds, by whether they rested
-
-    def next(self) -> bool:
-        """Whether the next round rests."""
-        return self._turn // self._run % 2 == 0 if self._trial else self.rests
-
-    def learn(self, seconds: float) -> None:
-        """That round took ``seconds``."""
-        if not self._trial:
-            self._left -= 1
-            self._trial = self._left <= 0
-            return
-        rested = self.next()
-        self._turn += 1
-        if self._turn % self._run == 0:
-            self._seconds[rested].append(seconds)
-        count = min(map(len, self._seconds.values()))
-        if count < 2:
-            return
-        # Without the slowest round of each kind: machines have other things to do now and then.
-        without, with_it = (sum(sorted(self._seconds[kind][:count])[:-1]) for kind in (True, False))
-        gain = without / max(1e-9, with_it)
-        if count >= _TRIAL or not 1.0 / (1.0 + _CLEAR / count) < gain < 1.0 + _CLEAR / count:
-            self._conclude(gain)
-
-    def _conclude(self, gain: float) -> None:
-        rests = gain < _WORTH
-        same = self.gain is not None and rests is self.rests
-        self._pause = min(_LONGEST_PAUSE, self._pause * _PAUSE_GROWS) if same else _PAUSE
-        self.rests, self.gain, self._trial, self._left = rests, gain, False, self._pause
-        self._turn, self._seconds = 0, {True: [], False: []}
-
-
-class Rest:
-    """Rests drafting ahead while it does not pay: where draft and target share processors, it slows both of them.
-
-    Rounds are compared from sending one to sending the next. A reply's first rounds, in which the target reads the
-    prompt, are a sort of their own.
-    """
-
-    def __init__(self, in_flight: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
-        """``in_flight``: rounds in flight; so many of a kind stand together, so that those before do not count."""
-        self._clock = clock
-        self._first, self._others = _Trials(1), _Trials(in_flight)
-        self._sent = 0.0
-
-    def next(self, number: int) -> bool:
-        """Whether round ``number`` of a reply, which is about to be sent, rests. Learns from the round before it."""
-        now = self._clock()
-        if number > 1:
-            (self._first if number == 2 else self._others).learn(now - self._sent)
-        self._sent = now
-        return (self._first if number == 1 else self._others).next()
-
-    def explain(self) -> str:
-        """What was found, for a log; "" while drafting ahead does not rest."""
-        found = self._others
-        if not found.rests or found.gain is None:
-            return ""
-        return f"drafting ahead rests: rounds were {found.gain:.2f} times as fast with it as without"
-
-
-class IdleTime:
-    """The time from sending a round to its verdict, what passes of the draft model take, and what fits into it."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self._waits = {True: Mean(0.8), False: Mean(0.8)}  # by whether the target has to read the prompt first
-        self._first = True
-        self._sent: float | None = None
-        self._single = Mean()  # seconds of a pass of one draft
-        self._further: float | None = None  # and of each further draft in it
-
-    def begin(self, first: bool) -> None:
-        """A round is sent; ``first``: of its reply."""
-        self._first, self._sent = first, self.clock()
-
-    def end(self) -> None:
-        """Its verdict is here."""
-        if self._sent is not None:
-            self._waits[self._first].add(self.clock() - self._sent)
-            self._sent = None
-
-    def learn(self, drafts: int, seconds: float) -> None:
-        """A pass of so many drafts took so long."""
-        if drafts == 1:
-            self._single.add(seconds)
-            self._further = None if self._further is None else self._further * _FORGET
-        elif self._single.known:
-            further = max(0.0, seconds - self._single.value_or(0.0)) / (drafts - 1)
-            self._further = further if self._further is None else 0.8 * self._further + 0.2 * further
-
-    def seconds(self, drafts: int) -> float:
-        """What a pass of so many drafts takes; a further draft costs nothing as long as nothing is known."""
-        return self._single.value_or(0.0) + (drafts - 1) * (self._further or 0.0)
-
-    def pause(self, drafts: int) -> float:
-        """How long to wait before a pass is begun, since it would not end before the verdict; 0: begin it.
-
-        A verdict that is late may take as long again as it is late.
-        """
-        wait = self._waits[self._first]
-        if self._sent is None or not wait.known:
-            return 0.0
-        late = self.clock() - self._sent - wait.value_or(0.0)
-        needed = self.seconds(drafts)
-        return needed - late if abs(late) < needed else 0.0
-
-    def joins(self, score: float, scores: float, drafts: int) -> bool:
-        """Whether a draft of this score makes a pass of ``drafts`` with these ``scores`` in all worth more a second."""
-        return (scores + score) * self.seconds(drafts) >= scores * self.seconds(drafts + 1)
 
 
 @dataclass(eq=False)
@@ -239,10 +72,6 @@ class _Level:
     def round(self) -> ModelDraft:
         return self.outcomes.round
 
-    @property
-    def how(self) -> Strategy:
-        return self.outcomes.round.plan.strategy
-
 
 @dataclass(eq=False)
 class _Job:
@@ -255,14 +84,6 @@ class _Job:
     def forks(self) -> bool:
         """Whether ``begin`` forks the sequence of the round itself."""
         return isinstance(self.task, _LookPast) or self.task.draft is None
-
-    @property
-    def score(self) -> float:
-        """The probability that the outcome needs it."""
-        if isinstance(self.task, Predraft):
-            return self.task.score
-        tree, chances = self.level.round.tree, self.level.chances
-        return max((math.prod(chances[x] for x in tree.path_to(leaf)) for leaf in self.task.leaves), default=0.0)
 
     def begin(self) -> DraftStep:
         task, of = self.task, self.level.round
@@ -294,81 +115,49 @@ class Ahead(DraftModel):
     The worker threads start with the first round and end at ``close``; the next reply starts them again.
     """
 
-    def __init__(
-        self,
-        model: VisionLanguageModel,
-        settings: DecodeSettings,
-        tuner: Tuner | None,
-        send_ahead: Callable[[RoundDraft], None],
-        clock: Callable[[], float] = time.perf_counter,
-        rest: Rest | None = None,
-    ) -> None:
-        """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known.
+    queue = OutcomeQueue  # the laboratory compares others
 
-        ``rest``: that of an earlier session with the same settings, which knows whether drafting ahead pays.
-        """
-        super().__init__(model, settings, tuner)
-        self._time = IdleTime(clock)
-        # Mode auto chooses between strategies instead. A model with processors of its own shares none with a target.
-        rests = settings.predraft_when == "pays" and not settings.adapts and model.processors is None
-        self._rest = (rest or Rest(settings.pipeline_depth, clock)) if rests else None
+    def __init__(
+        self, model: VisionLanguageModel, settings: DecodeSettings, send_ahead: Callable[[ModelDraft], None]
+    ) -> None:
+        """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known."""
+        super().__init__(model, settings)
         self._send_ahead = send_ahead
-        coupled = settings.proven_by is Proof.COUPLED
-        self._guesser = Guesser(settings.sampling, settings.seed, coupled)
+        self._guesses = settings.predraft_source != "exits"
+        self._exits = settings.predraft_source != "guesses"
+        self._guesser = Guesser(settings.sampling, settings.seed, settings.proven_by is Proof.COUPLED)
         self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
-        self._chance = random.Random(settings.seed)
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a round is never sent before the one before it
         self._work = threading.Condition(self._lock)
         self._stepped = threading.Condition(self._lock)
         self._levels: list[_Level] = []
-        self._slots = 1  # drafts that one pass advances
+        few = settings.predraft_workers >= (model.processors or processors())  # for all workers and the session itself
+        self._workers = 1 if few else settings.predraft_workers
+        self._slots = settings.predraft_workers if few else 1  # drafts that one pass advances
         self._open = False  # whether workers may begin passes: a round is being verified
-        self._withheld: float | None = None  # seconds until there is work that is not worth a pass now
         self._taken: Predraft | None = None  # what the verdict needs
         self._forking = 0  # jobs that are about to fork the sequence of their round
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()  # of the threads there are now
-        self._error = ""
 
-    @property
-    def error(self) -> str:
-        """The first failure of a worker in this reply, one sentence; "" if none."""
-        return self._error
-
-    def explain(self) -> str:
-        """See ``Proposer``: whether drafting ahead rests."""
-        return "" if self._rest is None else self._rest.explain()
-
-    def propose(self, tokens: list[int]) -> RoundDraft:
-        """Draft what is not there yet of the next round, and decide whether drafting ahead rests meanwhile."""
-        draft = super().propose(tokens)
-        if self._rest is not None and isinstance(draft, ModelDraft):
-            draft.rests = self._rest.next(draft.number)
-        return draft
-
-    def draft_ahead(self, draft: RoundDraft) -> None:
+    def draft_ahead(self, draft: ModelDraft) -> None:
         """Let the workers draft after the outcomes that ``draft`` may have, until ``update``."""
-        super().draft_ahead(draft)
-        if not isinstance(draft, ModelDraft):
-            return
-        how = draft.plan.strategy
         with self._lock:
             level = self._levels[0] if self._levels else None
         if level is None or level.round is not draft:  # else it was sent ahead
-            level = self._level(draft) if how.ahead and len(draft.tree) and not draft.rests else None
+            level = self._level(draft) if len(draft.tree) else None
         with self._lock:
             if level is None or not (self._levels and self._levels[0] is level):
                 self._levels = [] if level is None else [level]
-            if level is None or draft.rests:  # rounds that are in flight are left to come back
+            if level is None:
                 return
             self._note_acceptances(level)
-            self._start_threads(how)
+            self._start_threads()
             self._taken, self._open = None, True
-            self._time.begin(draft.number == 1)
             self._work.notify_all()
         self._extend()
-        if not how.guesses:
+        if not self._guesses:
             return
         # The session only waits from here on: ranking does not hold it up.
         guesses = self._guesser.rejections(draft.tree, draft.rows, level.chances, self._settings.predraft_budget)
@@ -382,23 +171,20 @@ class Ahead(DraftModel):
             level = self._levels[0] if self._levels else None
             if level is None or outcome.round != level.round.number or outcome.accepted > len(level.round.tree):
                 return
-            if not level.how.exits:
+            if not self._exits:
                 return
             confidence = outcome.confidence
-            if level.how.guesses:  # an exit too sure of itself must not drive out all guesses
+            if self._guesses:  # an exit too sure of itself must not drive out all guesses
                 confidence = self._trust[outcome.layer].corrected(confidence)
             if len(level.forecasts) < MAX_EXITS:
                 level.forecasts.append((outcome, confidence))
-            level.outcomes.heed(outcome.accepted, outcome.next_token, confidence)
+            level.outcomes.forecast(outcome.accepted, outcome.next_token, confidence)
             self._work.notify_all()
 
-    def update(self, draft: RoundDraft, result: Result) -> None:
+    def update(self, draft: ModelDraft, result: Result) -> None:
         """Take the draft that was made ahead for this result, or begin one."""
-        if not isinstance(draft, ModelDraft):
-            return
         with self._lock:
             self._open = False
-            self._time.end()
             taken = self._take(result.accepted, result.next_token)
             shared = self._forking > 0  # then the sequence stays as it is
         self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=shared)
@@ -408,7 +194,7 @@ class Ahead(DraftModel):
         super().reset()
         with self._lock:
             self._levels, self._open, self._taken = [], False, None
-            self._error = ""
+            self.error = ""
 
     def close(self) -> None:
         """End the threads, each after the forward pass it is in."""
@@ -418,19 +204,13 @@ class Ahead(DraftModel):
             self._work.notify_all()
         for thread in self._threads:
             thread.join(_CLOSE_S)
-        if self._threads:
-            _quick_switches.end()
         self._threads = []
 
     # ----------------------------------------------------------------------- outside the lock
 
     def _level(self, draft: ModelDraft) -> _Level:
-        settings = self._settings
-        outcomes = OutcomeQueue(
-            draft, settings.predraft_policy, settings.predraft_budget, self._chance,
-            paper=not draft.plan.strategy.guesses,
-        )  # fmt: skip
-        if not draft.plan.strategy.guesses and draft.plan.strategy.in_flight == 1:
+        outcomes = self.queue(draft, self._settings.predraft_budget, paper=not self._guesses)
+        if not self._guesses and self._settings.pipeline_depth == 1:
             return _Level(outcomes, [], _LookPast([], {}, begun=True))
         chances = self._guesser.chances(draft.context.reply, draft.number, draft.tree, draft.rows)
         leaves, known = draft.open_leaves, draft.leaf_rows
@@ -453,7 +233,7 @@ class Ahead(DraftModel):
         """Send the next round ahead, if its draft is complete and there is room for it."""
         with self._lock:
             level = self._levels[-1] if self._levels else None
-            if level is None or level.followed or len(self._levels) >= level.how.in_flight:
+            if level is None or level.followed or len(self._levels) >= self._settings.pipeline_depth:
                 return
             ahead = level.ahead
             if ahead is None or not ahead.complete or ahead.draft is None or not len(ahead.draft.tree):
@@ -504,43 +284,29 @@ class Ahead(DraftModel):
         self.origin = Origin(fitting.source, complete, begun)
         return fitting.draft
 
-    def _start_threads(self, how: Strategy) -> None:
-        # Too few for all workers and the session itself.
-        few = how.threads >= (self.model.processors or processors())
-        count = 1 if few else how.threads
-        self._slots = how.workers if few and how.batch == 1 else how.slots
+    def _start_threads(self) -> None:
         if not self._threads:
             self._stop = threading.Event()
-            _quick_switches.begin()
-        arguments = self._stop, max(1, torch.get_num_threads() // count)
-        for number in range(len(self._threads), count):
+        arguments = self._stop, max(1, torch.get_num_threads() // self._workers)
+        for number in range(len(self._threads), self._workers):
             thread = threading.Thread(target=self._run, args=arguments, name=f"predraft-{number + 1}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _note_acceptances(self, level: _Level) -> None:
         guesses = level.past.guesses
-        if level.how.guesses and level is self._levels[0]:
+        if self._guesses and level is self._levels[0]:
             level.outcomes.guess(guesses)
-        if level.how.in_flight > 1 and level.ahead is None and guesses:
+        if self._settings.pipeline_depth > 1 and level.ahead is None and guesses:
             likeliest = guesses[0]
             level.ahead = level.outcomes.name(likeliest.accepted, likeliest.next_token, GUESS, likeliest.score)
 
     def _choose(self) -> list[_Job]:
-        """What to do next: one pass' jobs, as many as make it worth most a second."""
-        self._withheld = None
+        """What to do next: one pass' jobs."""
         jobs: list[_Job] = []
-        scores = 0.0
         while self._open and len(jobs) < self._slots and (job := self._next_job()) is not None:
-            score = job.score
-            if jobs and not self._time.joins(score, scores, len(jobs)):
-                break
-            if not jobs and score < _LIKELY and (pause := self._time.pause(1)):
-                self._withheld = pause
-                break
             self._take_up(job)
             jobs.append(job)
-            scores += score
         return jobs
 
     def _next_job(self) -> _Job | None:
@@ -556,7 +322,7 @@ class Ahead(DraftModel):
         # 2. The outcomes of the round that is awaited.
         level, past = self._levels[0], self._levels[0].past
         # Often the likeliest outcome accepts all, and is known last: keep a place for it.
-        predraft = level.outcomes.peek(int(level.how.guesses and past.stepping))
+        predraft = level.outcomes.peek(int(self._guesses and past.stepping))
         return None if predraft is None else _Job(level, predraft)
 
     def _take_up(self, job: _Job) -> None:
@@ -584,7 +350,7 @@ class Ahead(DraftModel):
         while True:
             with self._lock:
                 while not stop.is_set() and not (jobs := self._choose()):
-                    self._work.wait(self._withheld)
+                    self._work.wait()
                 if stop.is_set():
                     return
             self._step(jobs)
@@ -626,7 +392,7 @@ class Ahead(DraftModel):
             if not any(job.level in self._levels or job.task is self._taken for job in jobs):
                 raise _Useless
 
-        began = self._time.clock()
+        began = time.perf_counter()
         forks = sum(job.forks for job in jobs)
         try:
             steps = [job.begin() for job in jobs]
@@ -635,17 +401,15 @@ class Ahead(DraftModel):
                 self._forking -= forks
         look_up()
         rows = advance(steps, look_up)
-        seconds = self._time.clock() - began
+        seconds = time.perf_counter() - began
         for job, logits in zip(jobs, rows, strict=True):
             job.take(logits, seconds)
-        with self._lock:
-            self._time.learn(len(jobs), seconds)
 
     def _note(self, failure: Exception) -> None:
         with self._lock:
-            first = not self._error
+            first = not self.error
             if first:
-                self._error = f"a pre-draft failed: {type(failure).__name__}: {failure}"
+                self.error = f"a pre-draft failed: {type(failure).__name__}: {failure}"
         if first:
             _log.error("a pre-draft failed; the reply goes on without it", exc_info=failure)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with the robot's own small model: one round's draft, and the proposer that makes one round after another.
+"""Drafting in rounds with the robot's own small model: one round's draft, and what makes one round after another.
 
 A round's draft depends only on the tokens before it and on the round's number, so it may be made by any thread, at any
 time: before the outcome of the round before is known, or after. A draft is a tree of tokens, mostly one without
@@ -23,12 +23,11 @@ from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
-from dsd_ros.edge.proposer import NoDraft, Origin, Plan, Proposer, ReplyRequest, RoundDraft
-from dsd_ros.edge.strategies import strategy_of
-from dsd_ros.edge.tuner import Tuner
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import LayerHook, Sequence, grow_trees_together, next_logits_together
+from dsd_ros.wire.messages import Outcome
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,19 +37,22 @@ if TYPE_CHECKING:
 class Drafting:
     """What holds for all drafts of one reply. ``eos_token_ids`` are the target's; nothing is drafted after them.
 
-    With a ``tuner``, length and node budget are what it plans. What all drafts need is derived from the settings once.
+    What all drafts need is derived from the settings once.
     """
 
     settings: DecodeSettings
     eos_token_ids: frozenset[int]
     reply: int
-    tuner: Tuner | None = None
 
-    def shape_of(self, plan: Plan) -> Shape:
-        """The shape of a draft by ``plan``."""
-        if plan.nodes:
-            return Shape.BUDGET
-        return Shape.EXPANSION if self.settings.shaped_by is Shape.EXPANSION else Shape.SEQUENCE
+    @cached_property
+    def shape(self) -> Shape:
+        """The shape of a draft."""
+        return self.settings.shaped_by
+
+    @cached_property
+    def depth(self) -> int:
+        """gamma, or the levels of a tree."""
+        return self.settings.depth
 
     @cached_property
     def sampling(self) -> SamplingSettings:
@@ -72,16 +74,6 @@ class Drafting:
         """Shape expansion: the children of every node, level by level."""
         return self.settings.expansion
 
-    @cached_property
-    def _plan(self) -> Plan:
-        settings = self.settings
-        nodes = settings.tree_budget if settings.shaped_by is Shape.BUDGET else 0
-        return Plan(settings.depth, nodes, strategy_of(settings))
-
-    def plan(self, number: int) -> Plan:
-        """The shape of a round's draft."""
-        return self._plan if self.tuner is None else self.tuner.plan(self.reply, number)
-
     def context(self, number: int, start: int) -> RoundContext:
         """Round ``number``, which follows ``start`` tokens of the reply."""
         given = self.settings
@@ -90,12 +82,11 @@ class Drafting:
             given.top_k_proof, given.top_rho_proof, given.top_float_proof,
         )  # fmt: skip
 
-    def grower(self, plan: Plan, depth: int, number: int) -> Grower:
+    def grower(self, depth: int, number: int) -> Grower:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
-        shape = self.shape_of(plan)
-        if shape is Shape.BUDGET:
-            return BudgetTree(plan.nodes, depth, self.eos_token_ids)
-        expansion = self.expansion[:depth] if shape is Shape.EXPANSION else (1,) * depth
+        if self.shape is Shape.BUDGET:
+            return BudgetTree(self.settings.tree_budget, depth, self.eos_token_ids)
+        expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
         generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 
@@ -153,28 +144,17 @@ class ModelDraft:
         self.drafting, self.number, self.prefix = drafting, number, prefix
         self.sequence = sequence
         self.able = able
-        self.rests = False  # whether drafting ahead rests while this one is verified
         self.seconds = 0.0  # in the draft model
         self.kept: list[Kept] = []
         self.context = drafting.context(number, len(prefix))
-        self.plan = drafting.plan(number)
         # One token of the round is always the target's own.
-        self.depth = max(0, min(self.plan.length, drafting.settings.max_tokens - len(prefix) - 1))
-        self._shape = drafting.shape_of(self.plan)
-        self._grower = drafting.grower(self.plan, self.depth, number)
+        self.depth = max(0, min(drafting.depth, drafting.settings.max_tokens - len(prefix) - 1))
+        self._grower = drafting.grower(self.depth, number)
         # What tokens were drawn from (``Method.draw_from``), level by level: at the root and at the fed nodes.
         self._levels: list[torch.Tensor] = []
         self._grown: GrownTree | None = None  # set last: others may look for it at any time
         if self._grower.complete or not able:
             self._grown = self._grower.grown()
-
-    @property
-    def autonomous_rounds(self) -> int:
-        """See ``RoundDraft``: nothing was drafted because the target is to decode alone."""
-        if self.plan.strategy.drafts:
-            return 0
-        left = self.drafting.settings.max_tokens - len(self.prefix)
-        return min(left, self.plan.rounds or left)
 
     @property
     def complete(self) -> bool:
@@ -233,18 +213,6 @@ class ModelDraft:
             if node not in inner and token not in self.drafting.eos_token_ids and tree.depths[node] < room
         ]
 
-    def ranks(self, accepted: int, next_token: int) -> list[int]:
-        """See ``RoundDraft.ranks``."""
-        tree = self.tree
-        rows = dict(zip(tree.inner, self.rows, strict=True)) | self.leaf_rows
-        path = tree.path_to(accepted - 1)
-        ranks = []
-        for node, token in zip((ROOT, *path), (*tree.tokens_of(path), next_token), strict=True):
-            row = rows.get(node)
-            if row is not None:
-                ranks.append(len(row) if token >= len(row) else int((row > row[token]).sum()))
-        return ranks
-
     def finish(self) -> None:
         """Grow what is missing."""
         began = time.perf_counter()
@@ -266,7 +234,7 @@ class ModelDraft:
         rows, kept = self.drafting.method.draw_from(logits, [position] * len(logits), self.context)
         self._levels.append(rows)
         self.kept += kept
-        if self._shape is Shape.BUDGET:
+        if self.drafting.shape is Shape.BUDGET:
             rows = torch.softmax(rows, dim=-1)
         self._grower.take(rows)
         if self._grower.complete:
@@ -291,8 +259,6 @@ class ModelDraft:
         """Whether there is anything to draft after an outcome."""
         drafting = self.drafting
         if not (self.able and 0 <= accepted <= len(self.tree) and next_token < self.vocab_size):
-            return False
-        if not drafting.plan(self.number + 1).strategy.drafts:
             return False
         gained = self.tokens_of(accepted, next_token)
         ended = drafting.eos_token_ids.intersection(gained)
@@ -319,7 +285,7 @@ class ModelDraft:
     @property
     def _is_sequence(self) -> bool:
         """Whether the shape has no branches: plain passes, without a mask, take less time then."""
-        return self._shape is Shape.SEQUENCE
+        return self.drafting.shape is Shape.SEQUENCE
 
     def _step(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> DraftStep:
         if not self._is_sequence:
@@ -329,56 +295,58 @@ class ModelDraft:
         return DraftStep(sequence, [], [])
 
 
-class DraftModel(Proposer):
-    """Proposes what the robot's own model drafts, each round after the outcome of the round before."""
+@dataclass(frozen=True)
+class Origin:
+    """Where the next round's draft comes from.
 
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None = None) -> None:
-        """``tuner`` chooses the drafts' shape where the settings leave it open."""
+    source: "exit" or "guess" (pre-drafted), "flight" (already sent), "" (drafted in turn). ``complete``: all of it was
+    there. ``begun``: pre-drafts begun in this round, for this outcome and others.
+    """
+
+    source: str = ""
+    complete: bool = False
+    begun: int = 0
+
+
+class DraftModel:
+    """Proposes each round's draft, after the outcome of the round before. All calls come from the session's thread."""
+
+    origin = Origin()
+    error = ""  # the first failure of a worker in this reply, one sentence; "" if none
+
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings) -> None:
         self.model = model
         self.device = model.device
         self._settings = settings
-        self._tuner = tuner
         self._next: ModelDraft | None = None
-        self._alone = NoDraft(settings)
 
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
-        """Read the prompt with the draft model, unless the target is to decode alone."""
-        self.origin, self._next = Origin(), None
-        if self._tuner is not None:
-            self._tuner.begin_reply()
-            if not self._tuner.plan(request.number, 1).strategy.drafts:
-                self._alone.begin(request, eos_token_ids)
-                return
-        drafting = Drafting(self._settings, eos_token_ids, request.number, self._tuner)
-        given = request.image, request.instruction, request.history
-        most, cut = self._settings.draft_image_tokens, self._settings.draft_image_cut
-        sequence = self.model.prefill(*given, most, cut) if most else self.model.prefill(*given)
+        """Start a reply: read its prompt. ``eos_token_ids`` are the target's."""
+        self._next = None
+        sequence = self.model.prefill(request.image, request.instruction, request.history)
         if request.constrain is not None:
             sequence.constraint = request.constrain(eos_token_ids)
-        self._next = self._first(drafting, sequence)
+        self._next = ModelDraft(Drafting(self._settings, eos_token_ids, request.number), 1, [], sequence)
 
-    def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
-        return ModelDraft(drafting, 1, [], sequence)
-
-    def propose(self, tokens: list[int]) -> RoundDraft:
-        """Draft what is not there yet of the next round."""
-        if self._next is None:
-            return self._alone.propose(tokens)
+    def propose(self) -> ModelDraft:
+        """The next round's draft: draft what is not there yet of it."""
+        assert self._next is not None, "begin comes first"
         self._next.finish()
         return self._next
 
-    def draft_ahead(self, draft: RoundDraft) -> None:
-        """Choose the next draft's shape: after sending, which it must not delay."""
-        if self._tuner is not None:
-            self._tuner.catch_up()
-            self._tuner.plan(draft.context.reply, draft.number + 1)
+    def draft_ahead(self, draft: ModelDraft) -> None:
+        """``draft`` is being verified: use the time."""
 
-    def update(self, draft: RoundDraft, result: Result) -> None:
-        """Go on after the round's result."""
-        if not isinstance(draft, ModelDraft):
-            return
+    def on_early(self, outcome: Outcome) -> None:
+        """An early exit forecasts the round's outcome."""
+
+    def update(self, draft: ModelDraft, result: Result) -> None:
+        """The round is over, with this result."""
         self._next = draft.next_draft(result.accepted, result.next_token, fork=False)
 
     def reset(self) -> None:
-        """Give back the memory of the reply."""
+        """Give back the memory of the reply: it is over, or begins again."""
         self._next = None
+
+    def close(self) -> None:
+        """End worker threads; the next reply may start them again."""

@@ -17,7 +17,7 @@ from dsd_ros.decoding.methods import RoundContext, method_of
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.proposer import ReplyRequest
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.translation import TranslatedReply, Translation
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -52,7 +52,9 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Drafts with a model of this process that has the target's tokenizer."""
 
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings) -> None:
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, longest: int | None = None) -> None:
+        """``longest``: tokens to draft of a reply, at most; None: all but the last, which is the target's own."""
+        self._longest = settings.max_tokens - 1 if longest is None else longest
         self.device: torch.device | None = model.device
         self._model, self._settings = model, settings
         self._method = method_of(Proof.COUPLED, settings.sampling.greedy)
@@ -81,7 +83,7 @@ class ModelDrafter:
     @property
     def far_enough(self) -> bool:
         drafted = self._begun.tokens
-        longest = min(self._verified + LEAD, self._settings.max_tokens - 1)  # the last one is the target's own
+        longest = min(self._verified + LEAD, self._longest)
         return not self._able or len(drafted) >= longest or (bool(drafted) and drafted[-1] in self._ends)
 
     def next(self) -> list[int]:
@@ -115,7 +117,7 @@ class TextDrafter:
         self._model, self._settings, self._translation = model, settings, translation
         self._text: TranslatedReply | None = None
         self._tokens: list[int] = []  # the verified ones
-        self._draft: list[int] = []
+        self._draft: list[int] | None = []  # None: its text cannot be what the target says
         self._able = True
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
 
@@ -124,19 +126,18 @@ class TextDrafter:
         if request.constrain is not None:
             sequence.constraint = request.constrain(ends)
         self._text, self._tokens, self._draft, self._able = self._translation.begin(sequence, ends), [], [], True
-        self._begun.want(self._most)
         self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
 
     def follow(self, tokens: Sequence[int]) -> None:
         if len(tokens) > len(self._tokens):
             self._begun.verified(tokens[len(self._tokens) :])
             self._tokens = list(tokens)
-            self._begun.want(self._most)
             self._draft = self._begun.draft()
 
     @property
     def far_enough(self) -> bool:
-        return not self._able or self._begun.satisfied
+        most = min(LEAD, self._settings.max_tokens - 1 - len(self._tokens))
+        return not self._able or self._draft is None or self._begun.ended or len(self._draft) >= most
 
     def next(self) -> list[int]:
         if not self.far_enough:
@@ -146,7 +147,7 @@ class TextDrafter:
                 self._draft = self._begun.draft()
             except ContextError:
                 self._able = False
-        return self._draft
+        return self._draft or []
 
     def close(self) -> None:
         self._text = None
@@ -155,12 +156,8 @@ class TextDrafter:
         """The likeliest token, or what the shared noise of the target's next token selects."""
         if self._settings.sampling.greedy:
             return int(logits.argmax())
-        q, position = transform(logits, self._settings.sampling), len(self._tokens) + len(self._draft)
+        q, position = transform(logits, self._settings.sampling), len(self._tokens) + self._begun.place
         return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
-
-    @property
-    def _most(self) -> int:
-        return max(0, min(LEAD, self._settings.max_tokens - 1 - len(self._tokens)))
 
     @property
     def _begun(self) -> TranslatedReply:

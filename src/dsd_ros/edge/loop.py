@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode loop: draft, have the draft verified, keep what is accepted, until the reply ends."""
+"""Decoding in rounds: draft, have the draft verified, keep what is accepted, until the reply ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.edge.proposer import Proposer, ReplyRequest, RoundDraft
+from dsd_ros.edge.draft_model import DraftModel, ModelDraft
 from dsd_ros.edge.recorder import Recorder
 from dsd_ros.edge.reply_client import ReplyClient
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.tuner import Tuner
 
 
 class GrowingReply:
@@ -31,7 +31,7 @@ class GrowingReply:
         """Whether it has ended or reached its longest length."""
         return self.ended or len(self.tokens) >= self._max_tokens
 
-    def extend(self, draft: RoundDraft, result: Result) -> None:
+    def extend(self, draft: ModelDraft, result: Result) -> None:
         """Add a round's accepted tokens and the token that follows them, up to the reply's end."""
         tree = draft.tree
         gained = [*tree.tokens_of(tree.path_to(result.accepted - 1)), result.next_token]
@@ -43,18 +43,17 @@ class GrowingReply:
 
 @dataclass(frozen=True)
 class DecodeLoop:
-    """Decodes replies over an open session, with any proposer and any method."""
+    """Decodes replies over an open session, drafted in turn or ahead, with any method."""
 
-    proposer: Proposer
+    proposer: DraftModel
     client: ReplyClient
     method: Method
     settings: DecodeSettings
-    tuner: Tuner | None
 
     def decode(self, request: ReplyRequest) -> DecodedReply:
         """See ``EdgeSession.decode``; TargetChanged if another target answers before anything is verified."""
         client, proposer = self.client, self.proposer
-        recorder = Recorder(request, self.settings, proposer, client, self.tuner)
+        recorder = Recorder(request, self.settings, proposer, client)
         # Both sides read the picture at the same time.
         client.begin(request)
         proposer.begin(request, client.eos_token_ids)
@@ -70,7 +69,7 @@ class DecodeLoop:
     def _run(self, reply: GrowingReply, recorder: Recorder) -> None:
         proposer, client, method = self.proposer, self.client, self.method
         while not reply.finished:
-            draft = proposer.propose(reply.tokens)  # 1. draft gamma tokens, or take those drafted ahead
+            draft = proposer.propose()  # 1. draft gamma tokens, or take those drafted ahead
             client.send(draft, reply.recovered)  # 2. they travel with their evidence
             proposer.draft_ahead(draft)  # 3. the target verifies; meanwhile the proposer drafts ahead
             result = client.wait(draft, on_early=proposer.on_early)
@@ -78,3 +77,12 @@ class DecodeLoop:
             reply.extend(draft, result)
             proposer.update(draft, result)
             recorder.round_ended(draft, result, reply.tokens)
+
+    def reset(self) -> None:
+        """Give back the memory of the reply."""
+        self.proposer.reset()
+        self.client.reset()
+
+    def close(self) -> None:
+        """End worker threads."""
+        self.proposer.close()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 from dsd_ros.edge.draft_model import ModelDraft
@@ -37,17 +36,15 @@ class Predraft:
 class OutcomeQueue:
     """The outcomes named for one round, keyed by their tokens, and the queue of those to work on.
 
-    policy: "priority" (best score first), "fifo" (first named first) or "random"; ``budget``: how many are begun at
-    most. No outcome is drafted twice. For one thread at a time.
+    The best score goes first. ``budget``: how many are begun at most. No outcome is drafted twice. For one thread at a
+    time.
     """
 
-    def __init__(self, of: ModelDraft, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
+    def __init__(self, of: ModelDraft, budget: int, paper: bool) -> None:
         """``paper``: no guesses, and exits score by their confidence alone, as in FSD."""
         self.round = of
         self.begun = 0
-        self._policy = policy
         self._budget = budget
-        self._chance = chance
         self._paper = paper
         self._named: dict[tuple[int, ...], Predraft] = {}
         self._waiting: list[Predraft] = []
@@ -80,7 +77,7 @@ class OutcomeQueue:
             if score >= FLOOR:
                 self.name(guess.accepted, guess.next_token, GUESS, score)
 
-    def heed(self, accepted: int, next_token: int, confidence: float) -> None:
+    def forecast(self, accepted: int, next_token: int, confidence: float) -> None:
         """An early exit forecasts an outcome with confidence s: score <- s + (1 - s) score, (1 - s) score for others.
 
         Guesses that fall below the floor before they are begun are dropped.
@@ -116,14 +113,10 @@ class OutcomeQueue:
         """
         spent = self.begun + kept >= self._budget
         able = [p for p in self._waiting if p.begun or not spent]
-        if not able:
-            return None
-        if self._policy == "priority":
-            return max(able, key=lambda p: (p.score, -p.order))
-        if self._policy == "fifo":
-            return min(able, key=lambda p: p.order)
-        # Finish what was begun first, or random would begin all and finish none.
-        return self._chance.choice([p for p in able if p.begun] or able)
+        return self._next(able) if able else None
+
+    def _next(self, able: list[Predraft]) -> Predraft:
+        return max(able, key=lambda p: (p.score, -p.order))
 
     def take_out(self, predraft: Predraft) -> None:
         """Take a certain pre-draft out of the queue."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a reply while it is decoded: one record per round, and the decoded reply at the end."""
+"""Measures a reply while it is decoded: one record per round or pass, and the decoded reply at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierClient
+from dsd_ros.edge.draft_model import DraftModel, ModelDraft, Origin
 from dsd_ros.edge.drafters import Drafter
-from dsd_ros.edge.proposer import Origin, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.reply_client import ReplyClient
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply, RoundRecord, SpeculativeDecoding, resources
-from dsd_ros.edge.tuner import Tuner
 from dsd_ros.wire.messages import Outcome, VerifiedTokens
 
 _log = logging.getLogger(__name__)
@@ -23,13 +23,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recorder:
-    """Watches one reply. Make it before the reply begins. ``tuner`` learns from every round."""
+    """Watches one reply in rounds. Make it before the reply begins."""
 
     request: ReplyRequest
     settings: DecodeSettings
-    proposer: Proposer
+    proposer: DraftModel
     client: ReplyClient
-    tuner: Tuner | None  # None: draft lengths are fixed
 
     def __post_init__(self) -> None:
         self._records: list[RoundRecord] = []
@@ -45,8 +44,8 @@ class Recorder:
         self._prefill_seconds = self._mark - self._began
         self._traffic = self.client.traffic[0], self._before[1]
 
-    def round_ended(self, draft: RoundDraft, result: Result, tokens: list[int]) -> None:
-        """Record a round, teach the tuner, and report progress; ``tokens``: all of the reply so far."""
+    def round_ended(self, draft: ModelDraft, result: Result, tokens: list[int]) -> None:
+        """Record a round, and report progress; ``tokens``: all of the reply so far."""
         record = self._record(draft, result, tokens)
         self._records.append(record)
         self._origin = self.proposer.origin
@@ -56,23 +55,20 @@ class Recorder:
             where: dict[str, float] = {"session": self.client.session, "reply": request.number, "round": draft.number}
             what = {"drafted": record.drafted, "accepted": record.accepted, "seconds": record.wait_seconds}
             _log.debug("round verified", extra=where | what)
-        if self.tuner is not None:
-            self.tuner.remember(draft, result, record)
         if request.on_progress is not None:
             request.on_progress(request.text(tokens), len(tokens), record)
         self._mark = time.perf_counter()
 
     def reply(self, tokens: list[int], ended: bool) -> DecodedReply:
         """The decoded reply with its figures; ``ended``: by an end token."""
-        if self.tuner is not None:
-            self.tuner.catch_up()
         request, (up, down) = self.request, self.client.traffic
         where = {"session": self.client.session, "reply": request.number, "mode": self.settings.mode}
         _log.debug("reply verified", extra=where | {"rounds": len(self._records), "tokens": len(tokens)})
         memory, threads = resources(self.proposer.device)
         records = self._records
-        most = max((record.length for record in records), default=0)
-        speculated = SpeculativeDecoding.of((r.drafted for r in records), (r.accepted for r in records), most)
+        speculated = SpeculativeDecoding.of(
+            (r.drafted for r in records), (r.accepted for r in records), self.settings.depth
+        )
         return DecodedReply(
             tokens=tokens,
             text=request.text(tokens),
@@ -83,17 +79,15 @@ class Recorder:
             bytes_up=up - self._before[0],
             bytes_down=down - self._before[1],
             records=records,
-            draft_length=self._mean_length(),
+            draft_length=self.settings.depth,
             worker_error=self.proposer.error,
-            choice=self.tuner.explain() if self.tuner is not None and self.settings.adapts else self.proposer.explain(),
             peak_memory=memory,
             threads=threads,
             speculative_decoding=speculated,
         )
 
-    def _record(self, draft: RoundDraft, result: Result, tokens: list[int]) -> RoundRecord:
+    def _record(self, draft: ModelDraft, result: Result, tokens: list[int]) -> RoundRecord:
         client, tree, origin, outcome = self.client, draft.tree, self._origin, self.client.outcome
-        how = draft.plan.strategy.resting if draft.rests else draft.plan.strategy
         assert outcome is not None
         accepted = set(tree.path_to(result.accepted - 1))
         ready = origin.complete and len(tree) > 0
@@ -104,34 +98,26 @@ class Recorder:
         return RoundRecord(
             drafted=len(tree),
             accepted=len(accepted),
-            draft_seconds=client.send_began - self._mark if self.settings.needs_draft else 0.0,
+            draft_seconds=client.send_began - self._mark,
             wait_seconds=client.received_at - client.send_began,
             verify_seconds=outcome.compute_us * 1e-6,
             bytes_up=up - up_before,
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit(client.early, result, outcome.layer) if how.exits else 0,
+            first_exit=_first_exit(client.early, result, outcome.layer) if self.settings.uses_exits else 0,
             source=origin.source,
             ready=ready,
             predrafts=self.proposer.origin.begun,
             sync_seconds=client.sent_at - before if ready and not in_flight else 0.0,
             depth=tree.depth,
-            length=draft.plan.length,
-            budget=draft.plan.nodes,
+            length=self.settings.depth,
             began_seconds=self._mark - self._began,
             gained=tuple(tokens[self._tokens :]),
             rejected=tuple(x for node, x in enumerate(tree.tokens) if node not in accepted),
             exit_layers=tuple(early.layer for early, _ in client.early),
             exit_seconds=tuple(seconds for _, seconds in client.early),
-            strategy=how.name,
         )
-
-    def _mean_length(self) -> float:
-        lengths = [record.length for record in self._records]
-        if self.tuner is None or not lengths:
-            return self.settings.depth if self.settings.needs_draft else 0
-        return sum(lengths) / len(lengths)
 
 
 def _first_exit(exits: list[tuple[Outcome, float]], result: Result, last: int) -> int:
@@ -153,15 +139,13 @@ class StreamRecorder:
         self._drafts, self._draft_seconds = 0, 0.0  # passes of the draft model since the last record
         self._began = self._mark = time.perf_counter()
         self._before = self._traffic = self._bytes
-        self._prefill_seconds = 0.0
 
     @property
     def _bytes(self) -> tuple[int, int]:
         return self._link.channel.bytes_up, self._link.channel.bytes_down
 
     def begun(self) -> None:
-        """The draft model has read the prompt."""
-        self._prefill_seconds = time.perf_counter() - self._began
+        """The observation is sent."""
         self._traffic = self._bytes[0], self._before[1]
 
     def timed(self, draft: Callable[[], list[int]]) -> list[int]:
@@ -204,8 +188,8 @@ class StreamRecorder:
         if request.on_progress is not None:
             request.on_progress(request.text(self._tokens), len(self._tokens), record)
 
-    def reply(self, tokens: list[int], choice: str) -> DecodedReply:
-        """The decoded reply with its figures."""
+    def reply(self, tokens: list[int], prefill_seconds: float, choice: str) -> DecodedReply:
+        """The decoded reply with its figures; ``prefill_seconds``: until the draft model had read the prompt."""
         request, (up, down), records = self._request, self._bytes, self._records
         memory, threads = resources(self._drafter.device if self._drafter is not None else None)
         most = max((record.drafted for record in records), default=0)
@@ -215,7 +199,7 @@ class StreamRecorder:
             mode=self._settings.mode,
             finished=bool(tokens) and tokens[-1] in self._link.eos_token_ids,
             seconds=time.perf_counter() - self._began,
-            prefill_seconds=self._prefill_seconds,
+            prefill_seconds=prefill_seconds,
             bytes_up=up - self._before[0],
             bytes_down=down - self._before[1],
             records=records,

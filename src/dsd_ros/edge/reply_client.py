@@ -10,8 +10,9 @@ import msgspec
 
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.edge.client import VerifierClient
+from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.observation import SessionPictures
-from dsd_ros.edge.proposer import ReplyRequest, RoundDraft
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
 
 
@@ -28,9 +29,8 @@ class ReplyClient:
         self._method = method
         self._request: ReplyRequest | None = None
         self._recovered: list[int] = []
-        self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
+        self._ahead: dict[int, ModelDraft] = {}  # rounds sent ahead, by number
         self._in_flight = False
-        self._alone = 0  # rounds that the target was asked to decode alone and whose outcomes are still to come
         self._rounds = 0
         self.send_began = self.sent_at = self.received_at = 0.0
         self.early: list[tuple[Outcome, float]] = []
@@ -44,8 +44,7 @@ class ReplyClient:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a reply of the target."""
-        assert self._link.verifier is not None
-        return frozenset(self._link.verifier.eos_token_ids)
+        return self._link.eos_token_ids
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -55,13 +54,13 @@ class ReplyClient:
     def begin(self, request: ReplyRequest) -> None:
         """Send the observation of a reply."""
         self._request = request
-        self._rounds, self._recovered, self._alone = 0, [], 0
+        self._rounds, self._recovered = 0, []
         self._ahead.clear()
         self._link.begin_reply()
         self._link.post(self._observation())
 
-    def send(self, draft: RoundDraft, recovered: Sequence[int]) -> None:
-        """Send a round, unless it was sent ahead. A target that decodes alone is asked once.
+    def send(self, draft: ModelDraft, recovered: Sequence[int]) -> None:
+        """Send a round, unless it was sent ahead.
 
         ``recovered``: what the robot drew after the last round's rejection, which the verifier does not know yet.
         DecodeCancelled, DeadlineExceeded.
@@ -71,18 +70,16 @@ class ReplyClient:
         self.send_began = time.perf_counter()
         self._recovered = list(recovered)
         self._in_flight = self._ahead.get(draft.number) is draft
-        asked = self._alone > 0 and draft.autonomous_rounds > 0
-        self._alone = self._alone - 1 if asked else max(0, draft.autonomous_rounds - 1)
-        if not (self._in_flight or asked):
+        if not self._in_flight:
             self._link.post(self._message(draft, self._recovered))
         self.sent_at = time.perf_counter()
 
-    def send_ahead(self, draft: RoundDraft) -> None:
+    def send_ahead(self, draft: ModelDraft) -> None:
         """Send a round before the previous outcome is known; from any thread."""
         self._ahead[draft.number] = draft
         self._link.post_ahead(self._message(draft, [], ahead=True))
 
-    def wait(self, draft: RoundDraft, on_early: Callable[[Outcome], None]) -> Result:
+    def wait(self, draft: ModelDraft, on_early: Callable[[Outcome], None]) -> Result:
         """The target's result for the round that was sent.
 
         VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1; ResultError for a
@@ -139,7 +136,7 @@ class ReplyClient:
         self._request, self.outcome, self.early = None, None, []
         self._ahead.clear()
 
-    def _again(self, draft: RoundDraft, whole: bool) -> list[Message]:
+    def _again(self, draft: ModelDraft, whole: bool) -> list[Message]:
         """The messages to send again; ``whole``: the verifier knows nothing of the reply."""
         if not (whole or draft.number == 1):
             return [self._message(draft, self._recovered)]
@@ -152,7 +149,7 @@ class ReplyClient:
         assert request is not None
         return self._pictures.observation(self.session, request.number, request.instruction, everything)
 
-    def _message(self, draft: RoundDraft, recovered: list[int], ahead: bool = False) -> Draft:
+    def _message(self, draft: ModelDraft, recovered: list[int], ahead: bool = False) -> Draft:
         tree = draft.tree
         return Draft(
             session=self.session,

@@ -17,12 +17,12 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.client import SessionLost, VerifierClient, VerifierRefused
 from dsd_ros.edge.drafters import common_length
 from dsd_ros.edge.observation import SessionPictures
-from dsd_ros.edge.proposer import ReplyRequest
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import DraftTokens, Message, Observation, Refusal, RefusalCode, VerifiedTokens
 
 _log = logging.getLogger(__name__)
-_BUSY_POLL_S = 0.002  # how soon tokens that wait for a busy link are sent after it is free
+_POLL_S = 0.002  # how soon what the robot waits for besides is noticed: a link that is free, a draft that can begin
 
 
 class ReplyStream:
@@ -52,8 +52,9 @@ class ReplyStream:
         self._heard = time.monotonic()
         self._request.limits.heard()
 
-    def verified(self, wait: bool) -> list[VerifiedTokens]:
-        """Take what the target has decided meanwhile, pass by pass; ``wait`` for something if nothing is there.
+    def verified(self, wait: bool, briefly: bool = False) -> list[VerifiedTokens]:
+        """Take what the target has decided meanwhile, pass by pass; ``wait`` for something if nothing is there, or
+        only a moment (``briefly``).
 
         Each pass is cut to what is new of it. VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled;
         TargetChanged before there are tokens.
@@ -61,7 +62,7 @@ class ReplyStream:
         news: list[VerifiedTokens] = []
         while not self.ended:
             try:
-                message = self._next(wait and not news)
+                message = self._next(wait and not news, briefly)
             except (LinkClosed, LinkTimeout) as error:
                 self._recover(error)
                 continue
@@ -92,7 +93,7 @@ class ReplyStream:
 
     # ----------------------------------------------------------------------- what comes down
 
-    def _next(self, wait: bool) -> Message | None:
+    def _next(self, wait: bool, briefly: bool) -> Message | None:
         """The next message; None if none has come. LinkTimeout after a silence, LinkClosed if the link is down."""
         link = self._link
         if not (link.up and link.session):
@@ -100,7 +101,7 @@ class ReplyStream:
         if not wait:
             return link.poll(self._request.limits)
         until = self._heard + link.settings.response_timeout_s
-        pause = time.monotonic() + _BUSY_POLL_S if self._waiting else until
+        pause = time.monotonic() + _POLL_S if self._waiting or briefly else until
         message = link.receive(min(until, pause), self._request.limits)
         if message is None and time.monotonic() >= until:
             what = f"after token {len(self.tokens)} for {link.settings.response_timeout_s:g} s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a decode: the reply, and a record of what each round cost."""
+"""The result of a decode: the reply, and a record of what each round, or pass of the target, cost."""
 
 from __future__ import annotations
 
@@ -10,44 +10,48 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsd_ros.decoding.modes import streams
+
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. ``verify_seconds`` is measured by the verifier's monotonic clock, all other seconds by the robot's."""
+    """One round, or in modes stream and ar a pass of the target that brought tokens.
 
-    drafted: int  # tokens of the draft, all nodes of a tree
+    ``verify_seconds`` is measured by the verifier's monotonic clock, all other seconds by the robot's.
+    """
+
+    drafted: int  # tokens of the draft that were verified, all nodes of a tree
     accepted: int  # of these, the accepted ones: a path of a tree
     draft_seconds: float  # in the draft model, while nothing else ran
-    wait_seconds: float  # from sending the draft to its outcome
-    verify_seconds: float  # in the target; round 1: with its prefill
+    wait_seconds: float  # from sending the draft to its outcome; a pass: since the pass before
+    verify_seconds: float  # in the target; the first: with its prefill; 0: tokens sent again
     bytes_up: int
     bytes_down: int
-    model_seconds: float = 0.0  # time spent making this draft, whenever that was
+    model_seconds: float = 0.0  # time spent making this draft, whenever that was; a pass: since the one before
     exits: int = 0  # early outcomes received
     first_exit: int = 0  # layer that first forecast the final outcome; 0: early exits are not used
     source: str = ""  # of the draft: "exit" or "guess" (pre-drafted), "flight" (sent ahead), "" (drafted in turn)
     ready: bool = False  # the whole draft was ready when the previous outcome arrived
     predrafts: int = 0  # begun while this round was being verified
     sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was ready
-    depth: int = 0  # passes of the draft model that the draft took: its tokens, or a tree's levels
-    length: int = 0  # gamma: the depth that was asked for, had the reply not ended
-    budget: int = 0  # nodes that a tree by budget was asked to have
+    depth: int = 0  # passes of the draft model in model_seconds: the draft's tokens, or a tree's levels
+    length: int = 0  # gamma: the depth that was asked for, had the reply not ended; 0 in mode stream
     began_seconds: float = 0.0  # from the start of the reply to the start of this round
-    gained: tuple[int, ...] = ()  # this round's tokens of the reply: the accepted ones, then the target's
+    gained: tuple[int, ...] = ()  # its tokens of the reply: the accepted ones, then the target's
     rejected: tuple[int, ...] = ()  # rejected tokens
     exit_layers: tuple[int, ...] = ()  # layers that early outcomes came from, in order of arrival
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
-    strategy: str = ""  # its name (edge.strategies)
 
 
 @dataclass(frozen=True)
 class SpeculativeDecoding:
     """How drafts did, under the names of vLLM's per-request ``metrics.speculative_decoding`` (level "detailed").
 
-    A step is a round with a draft, as vLLM counts them. All nodes of a tree are draft tokens; its accepted path counts.
+    A step is a round or pass with a draft, as vLLM counts them. All nodes of a tree are draft
+    tokens; its accepted path counts.
     """
 
     mean_acceptance_length: float  # tokens a step, the target's own included: 1 + accepted / steps
@@ -62,7 +66,7 @@ class SpeculativeDecoding:
 
     @classmethod
     def of(cls, drafted: Iterable[int], accepted: Iterable[int], most: int) -> SpeculativeDecoding | None:
-        """From each round's drafted and accepted tokens, and the ``most`` that it was to draft; None: nothing was."""
+        """From each step's drafted and accepted tokens, and the ``most`` that it was to draft; None: nothing was."""
         steps = [(d, a) for d, a in zip(drafted, accepted, strict=True) if d]
         most = max([most, *(d for d, _ in steps)])
         if not most:
@@ -82,7 +86,7 @@ class SpeculativeDecoding:
         )
 
 
-Progress = Callable[[str, int, RoundRecord], None]  # text so far, verified tokens, the round
+Progress = Callable[[str, int, RoundRecord], None]  # text so far, verified tokens, the round or pass
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,12 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
-    draft_length: float = 0  # gamma, or a tree's depth; the rounds' mean if it is chosen; 0: no drafting
+    draft_length: int = 0  # gamma, or a tree's depth; 1 in mode stream; 0: no drafting
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
     speculative_decoding: SpeculativeDecoding | None = None  # None: nothing was to be drafted
-    choice: str = ""  # what was chosen by the end of the reply, and why: by mode auto, or that drafting ahead rests
+    choice: str = ""  # mode stream: why drafting rests, if it does
     verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property
@@ -120,13 +124,35 @@ class DecodedReply:
 
     @property
     def accepted(self) -> list[int]:
-        """Drafted tokens accepted, per round."""
+        """Drafted tokens accepted, per round or pass."""
         return [record.accepted for record in self.records]
 
     @property
     def tau(self) -> float:
-        """Tokens gained per round."""
+        """Tokens gained per round or pass."""
         return len(self.tokens) / max(1, self.rounds)
+
+    @property
+    def passes_per_token(self) -> float:
+        """Rounds, or passes, that a token took."""
+        return self.rounds / max(1, len(self.tokens))
+
+    @property
+    def draft_share(self) -> float:
+        """Share of the reply's tokens that came from drafts."""
+        return min(1.0, sum(self.accepted) / max(1, len(self.tokens)))
+
+    @property
+    def sooner(self) -> float:
+        """Mode stream, an estimate: how many times as fast as the target alone; 0: unknown.
+
+        The target's passes follow each other without a pause, so each token from a draft saved one: as long as the
+        least of this reply's, since drafts make a pass longer, and so do other robots and a busy machine.
+        """
+        passes = [record.verify_seconds for record in self.records[1:] if record.verify_seconds]
+        if not (passes and self.draft_length and streams(self.mode)):
+            return 0.0
+        return 1.0 + sum(self.accepted) * min(passes) / self.seconds
 
     @property
     def draft_seconds(self) -> float:
@@ -145,8 +171,8 @@ class DecodedReply:
 
     @property
     def miss_rate(self) -> float:
-        """r: share of the drafts after the first that were not ready in time."""
-        return _mean(not r.ready for r in self.records[1:] if r.drafted)
+        """r, in rounds: share of the drafts after the first that were not ready in time."""
+        return 0.0 if streams(self.mode) else _mean(not r.ready for r in self.records[1:] if r.drafted)
 
     @property
     def drafted_ahead(self) -> bool:
@@ -175,14 +201,14 @@ class DecodedReply:
 
     @property
     def draft_round_seconds(self) -> float:
-        """gamma T_p: to draft a whole round's tokens, or levels of a tree."""
+        """gamma T_p: to draft a whole round's tokens, or levels of a tree; in mode stream a token."""
         per_pass = _mean(r.model_seconds / r.depth for r in self.records if r.depth)
         return self.draft_length * per_pass
 
     @property
     def verify_round_seconds(self) -> float:
-        """T_q: one round in the target, without its prefill; 0 when the reply took one round."""
-        return _mean(record.verify_seconds for record in self.records[1:])
+        """T_q: one round or pass in the target, without its prefill; 0 when the reply took one."""
+        return _mean(record.verify_seconds for record in self.records[1:] if record.verify_seconds)
 
     @property
     def cost_ratio(self) -> float:
@@ -193,8 +219,9 @@ class DecodedReply:
 
     @property
     def link_delay_seconds(self) -> float:
-        """T_c: one way, with everything outside the two models; rounds sent ahead do not count."""
-        return _mean(max(0.0, r.wait_seconds - r.verify_seconds) / 2 for r in self.records[1:] if r.source != "flight")
+        """T_c, in rounds: one way, with everything outside the two models; rounds sent ahead do not count."""
+        waits = [] if streams(self.mode) else [r for r in self.records[1:] if r.source != "flight"]
+        return _mean(max(0.0, r.wait_seconds - r.verify_seconds) / 2 for r in waits)
 
     @property
     def sync_seconds(self) -> float:
@@ -207,13 +234,17 @@ class DecodedReply:
 
     def summary(self) -> str:
         """One line for a log."""
-        line = (
-            f"{self.mode}: {len(self.tokens)} tokens in {self.rounds} rounds, {self.seconds:.3f} s, "
-            f"tau {self.tau:.2f}, T_q {_ms(self.verify_round_seconds)}, "
-            f"T_c {_ms(self.link_delay_seconds)}, {self.bytes_up} bytes up, {self.bytes_down} down"
-        )
+        passes = streams(self.mode)
+        line = f"{self.mode}: {len(self.tokens)} tokens in {self.rounds} {'passes' if passes else 'rounds'}, "
+        line += f"{self.seconds:.3f} s, "
+        if passes and self.draft_length:
+            line += f"{100 * self.draft_share:.0f} % from drafts, "
+        if self.sooner:
+            line += f"about {self.sooner:.1f} times as fast as the target alone (estimate), "
+        line += "" if passes else f"tau {self.tau:.2f}, T_c {_ms(self.link_delay_seconds)}, "
+        line += f"T_q {_ms(self.verify_round_seconds)}, {self.bytes_up} bytes up, {self.bytes_down} down"
         if self.draft_length:
-            line += f", gamma T_p {_ms(self.draft_round_seconds)}, c {self.cost_ratio:.3f}"
+            line += f", {'' if passes else 'gamma '}T_p {_ms(self.draft_round_seconds)}, c {self.cost_ratio:.3f}"
         if self.drafted_ahead:
             line += (
                 f", miss rate {100 * self.miss_rate:.1f} %, {self.predrafts_used} pre-drafts used and "

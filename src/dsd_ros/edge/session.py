@@ -11,27 +11,21 @@ import numpy as np
 
 from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.methods import method_of
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
-from dsd_ros.decoding.sampling import generator_for, sample, transform
-from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings, expansion_nodes
-from dsd_ros.edge.ahead import Ahead, Rest
+from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
+from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import TargetChanged, VerifierClient
-from dsd_ros.edge.draft_model import Drafting, DraftModel
+from dsd_ros.edge.draft_model import DraftModel
 from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
-from dsd_ros.edge.lookup import LookUp
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
-from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
 from dsd_ros.edge.reply_client import ReplyClient
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
-from dsd_ros.edge.strategies import strategies_of
 from dsd_ros.edge.stream import StreamDecoder
-from dsd_ros.edge.translation import Translating, TranslatingAhead, Translation, check_translatable
-from dsd_ros.edge.tuner import Tuner
-from dsd_ros.edge.tuning_file import TuningFile
+from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
@@ -67,16 +61,12 @@ class EdgeSession:
         settings: DecodeSettings,
         link: LinkSettings | None = None,
         vocabulary: Vocabulary | None = None,
-        tuner: Tuner | None = None,
-        tuning_file: TuningFile | None = None,
-        rest: Rest | None = None,
         form: ReplyForm | None = None,
         worth: Worth | None = None,
     ) -> None:
-        """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
-        an earlier session with the same settings, which has learned draft lengths. ``tuning_file``: where mode auto
-        keeps what it measures. ``rest``: an earlier session's, which has learned whether drafting ahead pays.
-        ``form``: what replies are held to, on both sides; None: any.
+        """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``form``: what
+        replies are held to, on both sides; None: any. ``worth``: an earlier session's, which knows whether drafting is
+        worth its energy.
 
         ValueError as from :func:`check_settings`.
         """
@@ -86,15 +76,8 @@ class EdgeSession:
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
         self._translation: Translation | None = None
-        self._tuner: Tuner | None = None
-        self._tuning_file: TuningFile | None = None
         if settings.needs_draft and draft_model is not None:
             self._draft_model = cast("VisionLanguageModel", draft_model)
-            translates = vocabulary is not None and _translates(draft_model, vocabulary)
-            self._tuner = tuner or tuner_for(settings, draft_model.vocab_size, translates)
-            self._tuning_file = tuning_file if settings.adapts else None
-            if self._tuner is not None:
-                self._tuner.begin_session()
         if vocabulary is not None and _translates(draft_model, vocabulary):
             self._text_model = vocabulary
             if self._draft_model is not None:
@@ -102,15 +85,7 @@ class EdgeSession:
         self._link = VerifierClient(channel, self._request, link or LinkSettings())
         self._pictures = SessionPictures(self._link.settings)
         self._reply = 0
-        self._stream = (
-            StreamDecoder(self._link, self._pictures, self._make_drafter(), settings, worth or Worth())
-            if settings.preset.streams
-            else None
-        )
-        method = method_of(settings.proven_by, settings.sampling.greedy)
-        self._client = ReplyClient(self._link, self._pictures, method)
-        self._proposer = self._make_proposer(rest)
-        self._loop = DecodeLoop(self._proposer, self._client, method, settings, self._tuner)
+        self._decoder = self._make_decoder(worth or Worth())
 
     @property
     def verifier(self) -> SessionReply | None:
@@ -158,22 +133,16 @@ class EdgeSession:
                 try:
                     if not self._link.session:
                         self._link.open(limits)
-                    self._recall()
                     seen, past = self._pictures.begin(image, history, self.verifier)
                     constrain = self._constrain if self._form is not None else None
                     request = ReplyRequest(
                         self._reply, seen, instruction, on_progress, self.text, limits, past, constrain
                     )
-                    reply = (self._stream or self._loop).decode(request)
-                    self._keep()
-                    return reply
+                    return self._decoder.decode(request)
                 except TargetChanged:
-                    self._proposer.reset()
+                    self._decoder.reset()
         finally:
-            if self._stream is not None:
-                self._stream.close()
-            self._proposer.reset()
-            self._client.reset()
+            self._decoder.reset()
         raise LinkClosed("the verifier's target keeps changing; is it being restarted?")
 
     @property
@@ -199,16 +168,14 @@ class EdgeSession:
             raise ValueError(f"mode {self.settings.mode} has no draft model that could go on alone")
         check_instruction(instruction)
         known = self._link.verifier if self._translation is None else None
-        ends = known.eos_token_ids if known is not None else model.eos_token_ids
-        limits = Limits(deadline, cancelled)
-        constraint = self._constrain(frozenset(ends)) if self._form is not None else None
-        given = image, instruction, history
-        return _decode_alone(model, self.settings, frozenset(ends), self._reply, given, limits, constraint)
+        ends = frozenset(known.eos_token_ids if known is not None else model.eos_token_ids)
+        limits, constrain = Limits(deadline, cancelled), self._constrain if self._form is not None else None
+        request = ReplyRequest(self._reply, image, instruction, None, self.text, limits, history, constrain)
+        return _decode_alone(model, self.settings, ends, request)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""
-        self._keep(now=True)
-        self._proposer.close()
+        self._decoder.close()
         self._link.close()
 
     def _constrain(self, ends: frozenset[int]) -> Constraint:
@@ -216,16 +183,6 @@ class EdgeSession:
         model = self._draft_model
         assert model is not None and self._form is not None
         return model.constrainer.of(self._form, model.eos_token_ids if self._translation is not None else ends)
-
-    def _recall(self) -> None:
-        if self._tuning_file is not None and self._tuner is not None and self._draft_model is not None:
-            assert self.verifier is not None
-            draft, target = self._draft_model.fingerprint, self.verifier.target_fingerprint
-            self._tuning_file.recall(self._tuner, self.settings, draft, target)
-
-    def _keep(self, now: bool = False) -> None:
-        if self._tuning_file is not None and self._tuner is not None:
-            self._tuning_file.keep(self._tuner, now)
 
     def __enter__(self) -> Self:
         self.open()
@@ -248,41 +205,28 @@ class EdgeSession:
             seed=settings.seed,
             max_tokens=settings.max_tokens,
             resume=resume,
-            exits=self._wants_exits,
-            exit_layers=list(settings.exits or ()) if self._wants_exits else [],
+            exits=settings.uses_exits,
+            exit_layers=list(settings.exits or ()) if settings.uses_exits else [],
             min_exit_confidence=float(settings.min_exit_confidence),
             proof=settings.proven_by,
             grammar=self._form.text if self._form is not None else "",
         )
 
-    @property
-    def _wants_exits(self) -> bool:
-        settings = self.settings
-        if settings.adapts:
-            return False
-        return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
-
-    def _make_drafter(self) -> Drafter | None:
-        if self._draft_model is None:
-            return None
-        if self._translation is not None:
-            return TextDrafter(self._draft_model, self.settings, self._translation)
-        return ModelDrafter(self._draft_model, self.settings)
-
-    def _make_proposer(self, rest: Rest | None) -> Proposer:
-        """What proposes tokens under these settings."""
+    def _make_decoder(self, worth: Worth) -> StreamDecoder | DecodeLoop:
+        """What decodes replies under these settings."""
         model, settings = self._draft_model, self.settings
-        if model is None:
-            return NoDraft(settings)
-        if self._translation is not None:
-            if settings.predrafts and not settings.adapts:
-                return TranslatingAhead(model, settings, self._client.send_ahead, self._translation)
-            return Translating(model, settings, self._tuner, self._translation)
-        if settings.looks_up:
-            return LookUp(model, settings)
-        if settings.predrafts:
-            return Ahead(model, settings, self._tuner, self._client.send_ahead, rest=rest)
-        return DraftModel(model, settings, self._tuner)
+        if settings.preset.streams:
+            drafter: Drafter | None = None
+            if model is not None and self._translation is not None:
+                drafter = TextDrafter(model, settings, self._translation)
+            elif model is not None:
+                drafter = ModelDrafter(model, settings)
+            return StreamDecoder(self._link, self._pictures, drafter, settings, worth)
+        assert model is not None
+        method = method_of(settings.proven_by, settings.sampling.greedy)
+        client = ReplyClient(self._link, self._pictures, method)
+        proposer = Ahead(model, settings, client.send_ahead) if settings.predrafts else DraftModel(model, settings)
+        return DecodeLoop(proposer, client, method, settings)
 
     def text(self, tokens: list[int]) -> str:
         """The text of reply tokens; "" without a tokenizer."""
@@ -308,32 +252,16 @@ def check_settings(
     if form is not None:
         model = cast("VisionLanguageModel", draft_model)
         model.constrainer.of(form, model.eos_token_ids)
-    if _translates(draft_model, vocabulary):
-        check_translatable(settings)
-        if settings.looks_up:
-            raise ValueError("draft_source 'lookup' needs a draft model with the target's tokenizer; use model")
+    if _translates(draft_model, vocabulary) and not settings.preset.streams:
+        raise ValueError(
+            f"mode {settings.mode} needs a draft model with the target's tokenizer; use mode stream, or such a model"
+        )
 
 
 def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None) -> bool:
     """Whether the draft model has another tokenizer than the target."""
     own = draft_model.tokenizer_fingerprint if draft_model is not None else ""
     return vocabulary is not None and vocabulary.tokenizer_fingerprint != own
-
-
-def tuner_for(settings: DecodeSettings, vocab_size: int, translates: bool = False) -> Tuner | None:
-    """What chooses a session's strategies and draft lengths, up to what a message holds; None if its settings fix them.
-
-    ``translates``: the draft model has another tokenizer than the target.
-    """
-    if not settings.tunes:
-        return None
-    longest = MAX_DRAFT_LENGTH
-    if settings.proven_by is Proof.FULL and not settings.sampling.greedy:
-        longest = min(longest, MAX_EVIDENCE_BYTES // (4 * vocab_size))
-    shortest = 1
-    if settings.draft_length != AUTO_LENGTH:
-        shortest = longest = min(longest, settings.draft_length)
-    return Tuner(strategies_of(settings, translates), longest, shortest)
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
@@ -360,46 +288,29 @@ def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
 
 
 def _decode_alone(
-    model: VisionLanguageModel,
-    settings: DecodeSettings,
-    eos_token_ids: frozenset[int],
-    number: int,
-    given: tuple[np.ndarray | None, str, History],
-    limits: Limits,
-    constraint: Constraint | None,
+    model: VisionLanguageModel, settings: DecodeSettings, ends: frozenset[int], request: ReplyRequest
 ) -> DecodedReply:
-    """Reply ``number`` by ``model`` alone; errors as in ``EdgeSession.decode_alone``.
-
-    Coupled drafts use the noise that the target would have used.
+    """A reply by ``model`` alone, with the noise that the target would have used; errors as in
+    ``EdgeSession.decode_alone``.
     """
     began = time.perf_counter()
-    sequence = model.prefill(*given)
-    sequence.constraint = constraint
+    drafter = ModelDrafter(model, settings, longest=settings.max_tokens)
+    drafter.begin(request, ends)
     prefill_seconds = time.perf_counter() - began
-    drafting = Drafting(settings, eos_token_ids, number)
-    generator = generator_for("draft", settings.seed, number, 0)  # of no round
     tokens: list[int] = []
-    finished = False
-    while not finished and len(tokens) < settings.max_tokens:
-        limits.check()
-        try:
-            logits = sequence.constrained(sequence.next_logits().unsqueeze(0))[0]
-        except ContextError:
+    while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in ends):
+        request.limits.check()
+        drafted = drafter.next()
+        if not drafted:
             break
-        if drafting.draws:
-            token = sample(transform(logits, settings.sampling), generator)
-        else:
-            rows, _ = drafting.method.draw_from(logits.unsqueeze(0), [len(tokens)], drafting.context(0, 0))
-            token = int(rows.argmax())
-        tokens.append(token)
-        sequence.append([token])
-        finished = token in eos_token_ids
+        tokens += drafted
+        drafter.follow(tokens)
     memory, threads = resources(model.device)
     return DecodedReply(
         tokens=tokens,
         text=model.decode_text(tokens),
         mode=settings.mode,
-        finished=finished,
+        finished=bool(tokens) and tokens[-1] in ends,
         seconds=time.perf_counter() - began,
         prefill_seconds=prefill_seconds,
         bytes_up=0,

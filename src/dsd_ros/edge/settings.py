@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from dsd_ros.limits import ENCODINGS, MAX_SIDE
 from dsd_ros.options import check_options, option
 
-TUNING_FILE = (
-    "file that keeps what mode auto measured, for the next start; own: dsd_ros/tuning.json in this user's cache "
-    "directory; empty: none"
-)
-
 
 @dataclass(frozen=True)
 class LinkSettings:

@@ -364,7 +364,7 @@ ANY: Grammar = _in_dsds_words("any", range(1, 101), range(1, 91))  # for showing
 
 
 def action_of(message: Any, grammar: Grammar | None = None) -> Action:
-    """The action that a NavAction announces, from rclpy or a bag. In older bags ``amount`` is its cm or degrees.
+    """The action that a NavAction announces, from rclpy or a bag.
 
     :param grammar: whose action it must be; ANY for showing it.
     :raises ValueError: with a sentence, when the grammar has no such action.
@@ -372,8 +372,6 @@ def action_of(message: Any, grammar: Grammar | None = None) -> Action:
     if not 0 <= message.kind < len(KINDS):
         raise ValueError(f"An action of kind {message.kind} is unknown; NavAction's kinds are 0 to {len(KINDS) - 1}.")
     kind, grammar = KINDS[message.kind], grammar or SHIPPED
-    if hasattr(message, "amount"):
-        return Action(kind, int(message.amount), grammar)
     known = [action for action in all_actions(grammar) if action.kind is kind]
     for action in known:
         if abs(action.metres - message.distance) < _ROUNDING and abs(action.radians - message.angle) < _ROUNDING:

@@ -22,11 +22,12 @@ from rclpy.publisher import Publisher
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
 from dsd_msgs.srv import Decode
+from dsd_ros.decoding.modes import streams
 from dsd_ros.edge.client import VerifierRefused
+from dsd_ros.edge.drafters import Worth
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession, check_settings
-from dsd_ros.edge.tuning_file import TuningFile
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.actions import action_in, read_grammar
@@ -58,8 +59,8 @@ _COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - {
 }
 _COPIED_FROM_REPLY = (
     "mode", "rounds", "tau", "bytes_up", "bytes_down", "total_time", "draft_time", "verify_time",
-    "draft_round_time", "verify_round_time", "cost_ratio", "link_delay", "peak_memory", "threads",
-    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "sync_time",
+    "draft_share", "passes_per_token", "sooner", "draft_round_time", "verify_round_time", "cost_ratio", "link_delay",
+    "peak_memory", "threads", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "sync_time",
 )  # fmt: skip
 
 
@@ -72,6 +73,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._channel = DdsChannel(self)
         self._proven: AuthenticatedChannel | None = None  # the same with a token
         self._session: EdgeSession | None = None
+        self._worth = Worth()
         self._loaded: tuple[VisionLanguageModel, Vocabulary | None] | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
@@ -144,8 +146,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._made_with = *made_with, settings.constrain
         model, vocabulary = self._loaded
         form = settings.form(settings.decode.max_tokens)
-        kept = TuningFile(settings.tuning_file, f"{settings.transport} {self.get_namespace()}")
-        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, tuning_file=kept, form=form)
+        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary, form, self._worth)
 
     # -- the session ---------------------------------------------------------------------------
 
@@ -257,7 +258,8 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         """The verified reply, published as it grows; the draft's own if that is allowed and the link is lost."""
         session = self._session
         assert session is not None
-        progress = ReplyPublisher(self._progress, image.header, text, session.text)
+        about = {"header": image.header, "instruction": text, "mode": session.settings.mode}
+        progress = ReplyPublisher(self._progress, session.text, **about)
         patience = self._settings.link_patience_s if allow_unverified else None
         try:
             reply = session.decode(rgb, text, on_progress=progress.publish, patience=patience, **options)
@@ -280,7 +282,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             return answer
         self._stats.publish(answer.stats)
         self._keeper.found()
-        figures = {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"}
+        figures = {"last reply, s": f"{reply.seconds:.3f}", "from drafts": f"{100 * reply.draft_share:.0f} %"}
         figures["replies that parse"] = f"{self._parsed} of {self._replies}"
         self._health.report(health.OK, "session open", figures | self._proof())
         return answer
@@ -310,7 +312,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             gamma=round(reply.draft_length),
             tokens=len(reply.tokens),
             accepted=list(reply.accepted),
-            link_time=to_duration(max(0.0, reply.wait_seconds - reply.verify_seconds)),
+            link_time=to_duration(0.0 if streams(reply.mode) else max(0.0, reply.wait_seconds - reply.verify_seconds)),
             miss_rate=float(reply.miss_rate) if reply.drafted_ahead else 0.0,
             choice=reply.choice[:256],
             worker_error=reply.worker_error[:256],
@@ -328,23 +330,20 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
 
 class ReplyPublisher:
-    """Publishes one reply round by round.
+    """Publishes one reply pass by pass, or round by round.
 
-    :param header: that of the reply's picture.
-    :param instruction: what the reply answers.
-    :param text: turns tokens into text; without it, single tokens are not published.
+    :param text: turns tokens into text.
+    :param about: the message's fields that stay: the picture's header, the instruction, the mode.
     """
 
-    def __init__(
-        self, publisher: Publisher, header: Any, instruction: str = "", text: Callable[[list[int]], str] | None = None
-    ) -> None:
+    def __init__(self, publisher: Publisher, text: Callable[[list[int]], str], **about: Any) -> None:
         self._publisher = publisher
         self._text = text
         self._pieces: dict[int, str] = {}
-        self._message = ReplyProgress(header=header, instruction=instruction)
+        self._message = ReplyProgress(**about)
 
     def publish(self, text: str, tokens: int, last: RoundRecord, done: bool = False) -> None:
-        """Publish the verified ``text`` of ``tokens`` after round ``last``; ``done``: once more, at the end."""
+        """Publish the verified ``text`` of ``tokens`` after pass or round ``last``; ``done``: once more, at the end."""
         message = self._message
         message.text, message.verified_tokens, message.done = text[:_MAX_TEXT], tokens, done
         if not done:
@@ -357,14 +356,12 @@ class ReplyPublisher:
         copy_figures(last, stats, _COPIED_FROM_ROUND)
         stats.exit_layers = list(last.exit_layers[:_MAX_EXITS])
         stats.exit_times = [to_duration(value) for value in last.exit_seconds[:_MAX_EXITS]]
-        if self._text is not None:
-            stats.gained = [self._piece(token) for token in last.gained[:_MAX_GAINED]]
-            stats.rejected = [self._piece(token) for token in last.rejected[:_MAX_REJECTED]]
+        stats.gained = [self._piece(token) for token in last.gained[:_MAX_GAINED]]
+        stats.rejected = [self._piece(token) for token in last.rejected[:_MAX_REJECTED]]
         return stats
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
-            assert self._text is not None
             self._pieces[token] = shortened(self._text([token]))
         return self._pieces[token]
 

@@ -115,7 +115,8 @@ class SupervisorNode(RunnableNode):
         require = settings.require
         self._watches = [PublisherWatch(self, "cmd_vel", [self.get_name()], alone=True)]
         for topic, belongs in (
-            ("cmd_vel_dsd", require.commands), ("dsd/nav_action", require.commands), ("dsd/outcome", require.outcomes),
+            ("cmd_vel_dsd", require.commands), ("dsd/nav_action", require.commands),
+            ("dsd/verified_tokens", require.outcomes), ("dsd/outcome", require.outcomes),
         ):  # fmt: skip
             if names(belongs):
                 self._watches.append(PublisherWatch(self, topic, names(belongs)))

@@ -30,7 +30,8 @@ from dsd_ros.shown import seconds_name
 _PATH_SPACING_M = 0.03
 _TIMES = ("draft_round_time", "verify_round_time", "link_delay", "sync_time")  # copied from DecodeStats
 _FIGURES = (  # likewise
-    "cost_ratio", "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "peak_memory", "threads",
+    "draft_share", "passes_per_token", "sooner", "cost_ratio", "miss_rate", "mean_exit", "exits", "predrafts_used",
+    "predrafts_wasted", "peak_memory", "threads",
 )  # fmt: skip
 
 

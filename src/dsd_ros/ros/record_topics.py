@@ -37,10 +37,8 @@ TOPICS: dict[str, str] = {
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
 }
-# Required for a replay.
-CORE = frozenset(
-    {CAMERA, "dsd/instruction", "dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/nav_action"}
-)
+# Required for a replay, with the tokens' topics of the mode.
+CORE = frozenset({CAMERA, "dsd/instruction", "dsd/observation", "dsd/reply_progress", "dsd/nav_action"})
 # Recorded with whatever type they have, once published.
 WHERE_THERE = (
     "cmd_vel_dsd", "cmd_vel", "/tf", "/tf_static", "/clock", "imu", "ground_truth/collisions",

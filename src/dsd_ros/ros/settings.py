@@ -29,7 +29,7 @@ from dsd_ros.cloud.settings import (
 )
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
-from dsd_ros.edge.settings import TUNING_FILE, LinkSettings
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
@@ -203,7 +203,6 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
     history_frames: int = option(
         0, "earlier pictures and actions in the prompt, for models trained with them (not the shipped)", 0, MAX_HISTORY
     )
-    tuning_file: str = option(OWN, TUNING_FILE)
     model: DraftModelSettings = field(default_factory=DraftModelSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     link: LinkSettings = field(default_factory=LinkSettings)

@@ -109,17 +109,15 @@ class ImageProcessor:
         """Each side of a resized picture is a multiple of this, in pixels."""
         return self.patch_size * self.merge_size
 
-    def resized(self, height: int, width: int, most_tokens: int = 0) -> tuple[int, int]:
-        """(height, width) of the resized picture, in pixels; ``most_tokens``: of a smaller one, 0 for the usual one."""
-        most = most_tokens * self.side_factor**2 or self.max_pixels
-        bounds = min(self.min_pixels, most), min(self.max_pixels, most)
-        return smart_resize(height, width, self.side_factor, *bounds)
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the resized picture, in pixels."""
+        return smart_resize(height, width, self.side_factor, self.min_pixels, self.max_pixels)
 
     def image_tokens(self, height: int, width: int) -> int:
         """The number of prompt tokens that a picture of this size takes."""
         return math.prod(self.resized(height, width)) // self.side_factor**2
 
-    def __call__(self, image: np.ndarray, most_tokens: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, image: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Turn RGB uint8 (height, width, 3) into pixel values and their grid; ImageError for anything else.
 
         Returns float32 (patches, channels x temporal patch x patch x patch) and int64 (1, 3): time, height and width
@@ -127,7 +125,7 @@ class ImageProcessor:
         """
         check_image(image)
         height, width = image.shape[:2]
-        image = resize(image, *self.resized(height, width, most_tokens))
+        image = resize(image, *self.resized(height, width))
         batch = self._processor(image, do_resize=False, input_data_format="channels_last", return_tensors="pt")
         return batch["pixel_values"], batch["image_grid_thw"]
 
@@ -213,19 +211,16 @@ class TextBackbone:
         """The image processor; ImageError for a text-only model."""
         raise ImageError("this model reads text alone; ask it without a picture")
 
-    def look(self, image: np.ndarray, reuse: bool = False, most_tokens: int = 0) -> Picture:
+    def look(self, image: np.ndarray, reuse: bool = False) -> Picture:
         """Prepare a picture, RGB uint8 (height, width, 3); ImageError for one that cannot be shown.
 
-        reuse: its features are kept, since it is shown again. most_tokens: shrink it to about so many; 0: do not.
+        reuse: its features are kept, since it is shown again.
         """
-        pixels, grid = self.images(image, most_tokens)
+        pixels, grid = self.images(image)
         return Picture(pixels, grid, int(grid.prod()) // self.images.merge_size**2)
 
-    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture], most_tokens: int = 0) -> Prompt:
-        """Embed token ids (1, n), with a placeholder for each token of each picture in turn.
-
-        most_tokens: of each picture only so many, evenly spaced, become part of the prompt; 0: all.
-        """
+    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
+        """Embed token ids (1, n), with a placeholder for each token of each picture in turn."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return Prompt(self.language.embed_tokens(tokens), positions, 0)
 
@@ -274,19 +269,19 @@ class QwenVlBackbone(TextBackbone):
         """The image processor."""
         return self._images
 
-    def look(self, image: np.ndarray, reuse: bool = False, most_tokens: int = 0) -> Picture:
+    def look(self, image: np.ndarray, reuse: bool = False) -> Picture:
         """See ``TextBackbone``. The weights must not change while this object lives."""
         if not reuse:
-            return super().look(image, most_tokens=most_tokens)
+            return super().look(image)
         check_image(image)
-        digest = hashlib.blake2b(struct.pack("<III", *image.shape[:2], most_tokens), digest_size=16)
+        digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
         digest.update(np.ascontiguousarray(image).data)
         name = digest.digest()
         with self._lock:
             known = self._known.get(name)
-        return known or super().look(image, most_tokens=most_tokens)._replace(name=name)
+        return known or super().look(image)._replace(name=name)
 
-    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture], most_tokens: int = 0) -> Prompt:
+    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
         """See ``TextBackbone``; the vision tower's features replace the placeholders."""
         if not pictures:
             return super().read(tokens, ())
@@ -298,8 +293,7 @@ class QwenVlBackbone(TextBackbone):
         hidden[is_image] = features.to(hidden.dtype)
         grid = torch.cat([picture.grid for picture in pictures]).to(tokens.device)
         positions, delta = self.hf.model.get_rope_index(tokens, is_image.int(), grid)
-        prompt = Prompt(hidden, positions, int(delta), self._deep(hidden, is_image[0], seen))
-        return _thinned(prompt, is_image[0], [picture.tokens for picture in pictures], most_tokens)
+        return Prompt(hidden, positions, int(delta), self._deep(hidden, is_image[0], seen))
 
     def _deep(self, hidden: torch.Tensor, is_image: torch.Tensor, seen: Sequence[Picture]) -> torch.Tensor | None:
         """The pictures' deep features in their places; None for a model that has none."""
@@ -331,19 +325,6 @@ class QwenVlBackbone(TextBackbone):
         if positions.ndim == 2:
             positions = positions.expand(3, 1, -1)
         return super().rotations(like, positions)
-
-
-def _thinned(prompt: Prompt, is_image: torch.Tensor, counts: Sequence[int], most: int) -> Prompt:
-    """The prompt with ``most`` tokens of each picture at their own positions; 0: with all. ``counts``: of each."""
-    if not most or most >= max(counts):
-        return prompt
-    kept = ~is_image
-    for places in is_image.nonzero()[:, 0].split(list(counts)):
-        count = min(most, len(places))
-        kept[places[[(2 * number + 1) * len(places) // (2 * count) for number in range(count)]]] = True
-    hidden, positions, delta, deep = prompt
-    dropped = len(kept) - int(kept.sum())
-    return Prompt(hidden[:, kept], positions[..., kept], delta + dropped, None if deep is None else deep[:, kept])
 
 
 def _feature_bytes(picture: Picture) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.constraint import Constrainer
-from dsd_ros.decoding.settings import IMAGE_CUTS
 from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError, ModelError
@@ -61,7 +60,6 @@ class VisionLanguageModel:
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.exits: ExitAdapters | None = None
-        self.processors: int | None = None  # that its passes can run on side by side; None: those of this process
         text = backbone.config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
@@ -75,6 +73,8 @@ class VisionLanguageModel:
         self._backbone = backbone
         self._language = backbone.language
         self._device: torch.device = self._language.embed_tokens.weight.device
+        # That its passes can run on side by side: a GPU runs them in turn. None: the processors of this process.
+        self.processors: int | None = None if self._device.type == "cpu" else 1
         self._dtype = self._language.embed_tokens.weight.dtype
         self._table = self._rotations(min(self.max_length, 1024))
 
@@ -117,42 +117,30 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def prefill(
-        self,
-        image: np.ndarray | None,
-        instruction: str,
-        history: Tokens[tuple[np.ndarray, str]] = (),
-        image_tokens: int = 0,
-        image_cut: str = IMAGE_CUTS[0],
+        self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
     ) -> Sequence:
         """Read a picture (RGB uint8, (height, width, 3), or None) and an instruction; start a reply.
 
-        history: pictures of earlier steps with the action taken at each, oldest first. image_tokens: read about so
-        many of each picture at most, 0 for all; image_cut: how, see ``DecodeSettings.draft_image_cut``. Raises
-        ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
+        history: pictures of earlier steps with the action taken at each, oldest first. Raises ImageError, PromptError,
+        or ContextError when the prompt leaves no room for a reply.
         """
-        sequence = self.open(image, instruction, history, image_tokens, image_cut)
+        sequence = self.open(image, instruction, history)
         sequence.read()
         return sequence
 
     @torch.inference_mode()
     def open(
-        self,
-        image: np.ndarray | None,
-        instruction: str,
-        history: Tokens[tuple[np.ndarray, str]] = (),
-        image_tokens: int = 0,
-        image_cut: str = IMAGE_CUTS[0],
+        self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
     ) -> Sequence:
         """``prefill`` up to the decoder layers: the pictures' features are known, and the prompt is unread."""
         check_pictures(self.name, self.reads_pictures, image, history)
-        shrunk, dropped = (image_tokens, 0) if image_cut == "shrink" else (0, image_tokens)
-        pictures = [self._backbone.look(earlier, reuse=True, most_tokens=shrunk) for earlier, _ in history]
+        pictures = [self._backbone.look(earlier, reuse=True) for earlier, _ in history]
         past = [(seen.tokens, action) for seen, (_, action) in zip(pictures, history, strict=True)]
         if image is not None:
-            pictures.append(self._backbone.look(image, reuse=bool(history), most_tokens=shrunk))
+            pictures.append(self._backbone.look(image, reuse=bool(history)))
         ids = self.prompt_tokens(instruction, pictures[-1].tokens if pictures else 0, past)
         check_prompt_length(self.name, self.max_length, len(ids), len(past))
-        prompt = self._backbone.read(torch.tensor([ids], device=self._device), pictures, dropped)
+        prompt = self._backbone.read(torch.tensor([ids], device=self._device), pictures)
         cache = self._new_cache()
         # Room for a reply too, so that short replies never move the cache.
         cache.reserve(min(prompt.hidden.shape[1] + 128, self.max_length))

@@ -16,12 +16,13 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta, Struct
 
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, MAX_EXITS
 from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
 PROTOCOL_VERSION = 10
 
+MAX_DRAFT = MAX_DRAFT_LENGTH  # tokens of one message
 MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
 MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 float32 rows of the largest vocabulary in use, padded

@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from dsd_lab.bench.plan import read_workload
 
 from dsd_lab.bench.fleet import draw, measure_fleet, render
 from dsd_lab.bench.pace import Pace
-from dsd_lab.bench.plan import read_workload
 from dsd_lab.bench.profiles import TABLE_9, load_profile
 from dsd_lab.cli.main import main
 from dsd_lab.report import BenchError

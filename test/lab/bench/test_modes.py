@@ -15,17 +15,14 @@ from tiny_models import make_tiny_model
 
 from dsd_lab.bench import modes
 from dsd_lab.bench.modes import measure_modes
-from dsd_lab.bench.modes_report import Measured, _row, draw, make_report, render
+from dsd_lab.bench.modes_report import Measured, draw, make_report, render
 from dsd_lab.bench.profiles import ASSUMPTIONS, load_profile
-from dsd_lab.bench.real import PAUSE_S
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.bench import ModesDecoding
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire import turns
 
 KEYS = {
     "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
@@ -65,8 +62,7 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     ar, dsd_row, fsd, guesses = report["rows"]
     assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
     assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
-    own = {"proof": "preset", "shape": "preset", "draft_length": 4, "draft_source": "model"}
-    assert dsd_row["settings"] == own | {"draft_image_tokens": 0, "draft_image_cut": "shrink"}
+    assert dsd_row["settings"] == {"proof": "preset", "shape": "preset", "draft_length": 4}
     assert ar["draft_prefill_ms"] is None and dsd_row["draft_prefill_ms"] > 0
     assert dsd_row["miss_rate"] is None
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
@@ -152,10 +148,7 @@ def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path
 
 
 def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
-    modes = (
-        "ar dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated "
-        "ar:proof=coupled coupled fsd:proof=coupled+draft_length=3"
-    )
+    modes = "dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated ar coupled fsd:proof=coupled+draft_length=3"
     variants = parse_modes(modes, {"max_tokens": 8, "temperature": 1.0})
     report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
     assert report["exact"] and report["temperature"] == 1.0
@@ -181,9 +174,9 @@ def test_a_mode_that_decodes_other_tokens_fails_the_run(pair, capsys, monkeypatc
 def test_without_ar_there_are_no_speedups(pair, tmp_path):
     variants = crossed(
         parse_modes("dsd fsd", {"max_tokens": 6}),
-        [parse_sweep("predraft_workers=1,2"), parse_sweep("exit_policy=priority,fifo")],
+        [parse_sweep("predraft_workers=1,2"), parse_sweep("client_queue=priority,fifo")],
     )
-    sweeps = [("predraft_workers", [1, 2]), ("exit_policy", ["priority", "fifo"])]
+    sweeps = [("predraft_workers", [1, 2]), ("client_queue", ["priority", "fifo"])]
     report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], sweeps=sweeps)
     assert [row["speedup"] for row in report["rows"]] == [None] * 5
     assert "not measured" in render(report)
@@ -206,26 +199,13 @@ def test_modes_are_separated_by_commas_or_spaces_and_may_have_settings():
     assert "predraft_source" in fsd.settings and ar.settings == {}
 
 
-def test_a_length_may_be_auto_and_is_the_profiles_where_none_is_given():
-    modes = "dsd dsd:draft_length=auto coupled:draft_length=auto+shape=budget"
-    given, auto, tree = parse_modes(modes, {}, gamma=6)
-    assert (given.decode.draft_length, auto.decode.draft_length) == (6, 0)
-    assert auto.label == "dsd:draft_length=auto"
-    assert tree.decode.tunes and "tree_budget" not in tree.settings
+def test_a_length_is_the_profiles_where_none_is_given():
+    (given,) = parse_modes("dsd", {}, gamma=6)
+    assert given.decode.draft_length == 6
     (given,) = parse_modes("dsd", {"draft_length": 3}, gamma=6)
     assert given.decode.draft_length == 3
-    assert parse_sweep("gamma=2,auto") == ("draft_length", [2, 0])
     with pytest.raises(BenchError, match="makes no use of tree_budget"):
         parse_modes("dsd:tree_budget=4", {})
-
-
-def test_lengths_that_are_chosen_are_learned_over_the_pictures(pair):
-    variants = parse_modes("ar dsd:draft_length=auto fsd:draft_length=auto", {"max_tokens": 10})
-    report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
-    assert report["exact"]
-    alone, dsd_row, _ = report["rows"]
-    assert alone["draft_length"] is None
-    assert 1 <= dsd_row["draft_length"] <= 64 and dsd_row["predicted_seconds"] > 0
 
 
 def test_sweeps_are_crossed_where_they_matter():
@@ -239,11 +219,6 @@ def test_sweeps_are_crossed_where_they_matter():
         "fsd:draft_length=2+predraft_workers=1",
         "fsd:draft_length=2+predraft_workers=3",
     ]
-    looks = [parse_sweep("draft_image_tokens=4,9"), parse_sweep("draft_image_cut=drop")]
-    assert labels(crossed(parse_modes("ar dsd dsd:draft_source=lookup", {}), looks)) == [
-        "ar", "dsd:draft_image_tokens=4+draft_image_cut=drop", "dsd:draft_image_tokens=9+draft_image_cut=drop",
-        "dsd:draft_source=lookup",
-    ]  # fmt: skip
     assert labels(crossed(parse_modes("fsd:predraft_workers=9 fsd", {}), sweeps[1:])) == [
         "fsd:predraft_workers=9", "fsd:predraft_workers=1", "fsd:predraft_workers=3",
     ]  # fmt: skip
@@ -341,18 +316,3 @@ def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys, options, sai
 def test_every_decode_setting_is_an_option_of_the_bench():
     given = vars(ModesDecoding())
     assert given.keys() == {field.name for field in dataclasses.fields(DecodeSettings)} - {"mode"}
-
-
-def test_a_session_of_mode_auto_that_hardly_ever_drafts_has_the_prediction_of_ar() -> None:
-    drafted = RoundRecord(4, 4, 0.01, 0.7, 0.05, 40, 30, depth=4, length=4)
-    alone = RoundRecord(0, 0, 0.0, 0.005, 0.004, 0, 20)
-    records = [drafted, *[alone] * 30]
-    reply = DecodedReply([7] * 35, "", "auto", True, 1.0, 0.04, 40, 630, records, draft_length=4 / 31)
-    measured = Measured(Variant(DecodeSettings(mode="auto")), [reply])
-    row = _row(measured, None, load_profile("satellite-300ms"), 1.0)
-    assert row["draft_length"] == pytest.approx(4 / 31, rel=1e-4) and 0.1 < row["predicted_seconds"] < 2.0
-
-
-def test_no_mode_waits_for_one_that_decoded_before_it() -> None:
-    """It did so for up to _GRACE_S; only ``auto``, whose rounds take longest, ever waited."""
-    assert PAUSE_S > turns._GRACE_S

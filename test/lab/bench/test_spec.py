@@ -130,32 +130,13 @@ def test_earlier_turns_are_in_the_prompt(pair, questions, tmp_path, monkeypatch)
     seen = []
     honest = spec._Run._reply
 
-    def noted(self, decode, messages, learned, seed):
+    def noted(self, decode, messages, seed):
         seen.append([message["role"] for message in messages])
-        return honest(self, decode, messages, learned, seed)
+        return honest(self, decode, messages, seed)
 
     monkeypatch.setattr(spec._Run, "_reply", noted)
     spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache", per_task=1)
     assert seen.count(["user", "assistant", "user"]) == 2  # the second turn, in two modes
-
-
-def test_drafting_ahead_rests_at_this_machines_speed_and_what_it_learned_stays(
-    capsys, pair, questions, tmp_path, monkeypatch
-):
-    """Draft and target share processors then; on a robot a session outlives a reply."""
-    rests, honest = {}, spec.decode
-
-    def noted(channel, draft, decode, scene, **options):
-        assert draft.processors is None
-        if options:  # not the warm-up
-            rests.setdefault(decode.mode, []).append(options["rest"])
-        return honest(channel, draft, decode, scene, **options)
-
-    monkeypatch.setattr(spec, "decode", noted)
-    code, _, err, _ = run(capsys, pair, questions, tmp_path, "--modes", "ar dsd fsd")
-    assert code == 0, err
-    assert len(rests["fsd"]) == 7 and len({id(rest) for rest in rests["fsd"]}) == 1
-    assert rests["fsd"][0] is not rests["dsd"][0]
 
 
 @pytest.mark.parametrize(

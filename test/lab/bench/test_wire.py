@@ -197,7 +197,7 @@ def test_what_is_kept_is_a_number_or_a_share():
         (["--profile", "mars"], "unknown profile 'mars'"),
         (["--profile", "lte"], "gives no times of models"),
         (["--temperature", "0"], "use a temperature above 0"),
-        (["--draft-length", "auto"], "give a draft_length"),
+        (["--draft-length", "0"], "draft_length is 0"),
         (["--plot", "plot.jpeg2"], "is no picture file"),
         (["--plot", "no/such/place/plot.png"], "no directory"),
     ],

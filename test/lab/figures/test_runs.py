@@ -115,7 +115,7 @@ def test_a_given_file_gets_the_name_that_the_command_has(
 def test_runs_are_chosen_by_name_or_by_beginning() -> None:
     runs = load_runs()
     assert select(runs, []) == list(runs.values())
-    assert [run.name for run in select(runs, ["overhead", "fleet*"])] == ["overhead", "fleet", "fleet-plan"]
+    assert [run.name for run in select(runs, ["overhead", "fleet*"])] == ["overhead", "fleet"]
     with pytest.raises(BenchError, match="no report 'x'; name some of overhead"):
         select(runs, ["x"])
 

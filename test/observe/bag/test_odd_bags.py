@@ -19,7 +19,6 @@ import yaml
 import zstandard
 from bag_maker import SECOND, Maker, make_bag, text_bag
 from mcap.writer import CompressionType, Writer
-from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from dsd_ros.cli.main import main
 from dsd_ros.edge.results import SpeculativeDecoding
@@ -207,49 +206,6 @@ def test_what_another_robot_says_is_not_this_robots(tmp_path):
         run = read_run(open_bag(tmp_path / "bag", f"go2_{number}"))
         assert [what for _, what in run.ends] == [f"STUCK: it go2_{number}/navigation_node"]
         assert run.parameters_of("draft_node") == {"a": number}
-
-
-def test_a_bag_with_the_names_of_earlier_versions_is_read(tmp_path):
-    bag = make_bag(tmp_path / "bag")
-    rewrite(bag, tmp_path / "old" / "old_0.mcap", lambda r: [(r.topic.replace("/dsd/", "/"), r.data)])
-    old = open_bag(tmp_path / "old")
-    assert old.namespace == bag.namespace and not any("Other robots" in note for note in old.notes)
-    assert "/go2_1/reply_progress" in old.counts and "/go2_1/dsd/reply_progress" not in old.counts
-    kept, found = read_run(bag), read_run(old)
-    assert [step.tokens for step in found.steps] == [step.tokens for step in kept.steps] != []
-    assert [step.executed for step in found.steps] == [step.executed for step in kept.steps]
-
-
-EARLIER = {  # definitions of earlier versions, as a bag stores them
-    "builtin_interfaces/msg/Time": "int32 sec\nuint32 nanosec\n",
-    "dsd_msgs/msg/NavAction": "uint8 kind\nuint16 amount\nbuiltin_interfaces/Time observation_stamp\nbool verified\n",
-    "dsd_msgs/msg/DecodeStats": (
-        "builtin_interfaces/Time observation_stamp\nuint32 rounds\nuint32 tokens\nfloat32 tau\nfloat32 seconds\n"
-        "float32 draft_seconds\nfloat32 link_delay_seconds\nuint64 bytes_up\nuint64 bytes_down\n"
-    ),
-}
-
-
-def test_a_bag_with_the_units_of_earlier_versions_is_read(tmp_path):
-    time = EARLIER["builtin_interfaces/msg/Time"]
-    store = get_typestore(Stores.EMPTY)
-    for kind, own in EARLIER.items():
-        store.register(get_types_from_msg(own, kind))
-    whole = {k: f"{own}{'=' * 80}\nMSG: builtin_interfaces/Time\n{time}" for k, own in EARLIER.items() if own != time}
-    writer = BagWriter(tmp_path / "bag", lambda kind: (whole[kind], ""))
-    stamp = store.types["builtin_interfaces/msg/Time"](sec=5, nanosec=0)
-    for number, (topic, kind, values) in enumerate([
-        ("/dsd/nav_action", "dsd_msgs/msg/NavAction", (2, 30, stamp, True)),
-        ("/dsd/decode_stats", "dsd_msgs/msg/DecodeStats", (stamp, 2, 6, 3.0, 0.5, 0.25, 0.125, 7, 8)),
-    ]):  # fmt: skip
-        writer.write(topic, kind, (), number * SECOND, bytes(store.serialize_cdr(store.types[kind](*values), kind)))
-    writer.close()
-    (step,) = read_run(open_bag(tmp_path / "bag")).steps
-    assert step.executed == "turn left 30 degrees"
-    assert step.stats["speculative_decoding"] is None
-    new = make_bag(tmp_path / "new")
-    assert read_run(new).steps[0].stats.keys() >= step.stats.keys()
-    assert (step.stats["seconds"], step.stats["draft_seconds"], step.stats["link_delay_seconds"]) == (0.5, 0.25, 0.125)
 
 
 def test_a_second_robot_is_named_and_can_be_chosen(tmp_path, capsys):

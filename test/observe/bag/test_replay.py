@@ -13,6 +13,7 @@ import pytest
 from bag_maker import REPLY, SECOND, Maker, make_bag, png
 from PIL import Image
 
+from dsd_ros.cli.main import main
 from dsd_ros.observe.bag.plots import page
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.bag.replay import ReplayOptions, compare, history_of, prepare
@@ -46,11 +47,17 @@ def outcome(number, accepted, following, session=1, reply=1, final=True, distrib
     )  # fmt: skip
 
 
+def verified(at, *tokens, session=1, reply=1):
+    return SimpleNamespace(session=session, reply=reply, at=at, tokens=tokens)
+
+
 def log(*messages):
     result = TrafficLog()
     for at, message in enumerate(messages):
         if hasattr(message, "image"):
             result.observation(message, at)
+        elif hasattr(message, "at"):
+            result.verified(message)
         elif hasattr(message, "is_final"):
             result.outcome(message)
         else:
@@ -69,8 +76,9 @@ def log(*messages):
         ),
         # A tree: 5 -> (6 -> 7 | 8); 8 holds.
         ((draft(1, [5, 6, 8, 7], parents=[0, 1, 1, 2]), outcome(1, 3, 4)), [5, 8, 4]),
-        # The target alone.
-        ((outcome(1, 0, 4), outcome(2, 0, 5)), [4, 5]),
+        # A stream: late, doubled, and sent again as a whole; another verifier goes on with it.
+        ((verified(1, 5), verified(0, 4), verified(0, 4), verified(0, 4, 5, 6)), [4, 5, 6]),
+        ((verified(0, 4), observation(session=2, verified=[4, 5]), verified(2, 6, session=2)), [4, 5, 6]),
         # Sent ahead: the second draft stands, since the first one's assumption failed.
         (
             (draft(1, [5]), draft(2, [1], assumed=prefix_digest([5, 9])), outcome(1, 1, 8), draft(2, [2]),
@@ -129,8 +137,8 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     assert picture_sent(run.steps[1]) is None
     assert (task.mode, task.plan.transport, task.plan.verifier, task.shareable) == ("dsd", "dds", {}, True)
     assert task.plan.draft.items() >= {"decode.seed": 3, "decode.proof": "full", "decode.draft_length": 4}.items()
-    other = prepare(bag, run, ReplayOptions(mode="auto", transport="websocket", draft_model="d", target_model="t"))
-    assert other.plan.draft["decode.mode"] == "auto" and other.plan.transport == "websocket"
+    other = prepare(bag, run, ReplayOptions(mode="stream", transport="websocket", draft_model="d", target_model="t"))
+    assert other.plan.draft["decode.mode"] == "stream" and other.plan.transport == "websocket"
     assert (other.plan.draft["model.path"], other.plan.verifier["model.path"]) == ("d", "t")
 
 
@@ -157,9 +165,8 @@ def test_differences_are_reported_by_step(tmp_path):
         ({"decode.temperature": 1.0}, ReplayOptions(), ""),
         ({"decode.temperature": 1.0}, ReplayOptions(mode="fsd"), ""),
         ({"decode.temperature": 1.0}, ReplayOptions(mode="dssd"), "draws others of the same distribution"),
-        ({"decode.temperature": 1.0, "decode.draft_length": 0}, ReplayOptions(), "chosen by the clock"),
-        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, ReplayOptions(mode="auto"), ""),
-        ({"decode.temperature": 0.0}, ReplayOptions(mode="auto"), ""),
+        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, ReplayOptions(mode="stream"), ""),
+        ({"decode.temperature": 0.0}, ReplayOptions(mode="stream"), ""),
         ({"decode.temperature": -1.0}, ReplayOptions(), "settings this version does not accept"),
     ],
 )
@@ -173,6 +180,15 @@ def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, 
         prepare(bag, read_run(bag), wishes)
 
 
+def test_a_bag_of_another_protocol_is_refused_in_a_sentence(tmp_path, capsys):
+    make_bag(tmp_path / "bag", protocol=9)
+    for command in ("inspect", "replay"):
+        assert main([command, str(tmp_path / "bag")]) == 2
+        said = capsys.readouterr().err
+        assert "was recorded by dsd_ros of another version with protocol 9; this release has protocol 10" in said
+        assert said.count("\n") == 1
+
+
 def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
     bag = make_bag(tmp_path / "bag", temperature=1.0, replies=(2, 3))
     with pytest.raises(BagError, match="depend on the number of earlier replies"):
@@ -182,7 +198,8 @@ def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
 def test_a_report_has_every_reply_and_round(tmp_path):
     run = read_run(make_bag(tmp_path / "bag", {"decode.mode": "dsd"}, storage="sqlite3"))
     text = "\n".join([*summary_lines(run), *step_lines(run), *round_lines(run)])
-    assert "2 replies, 6 tokens in 2 rounds, tau 3.00; 2 end in an action" in text and "target big" in text
+    assert "2 replies, 6 tokens in 2 rounds, tau 3.00, 67 % from drafts; 2 end in an action" in text
+    assert "target big" in text
     assert text.count("forward 25 cm") == 2
     rows = list(csv.DictReader(io.StringIO(as_csv(run))))
     assert [row["step"] for row in rows] == ["1", "2"] and rows[0]["bytes_up"] == "11"

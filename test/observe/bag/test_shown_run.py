@@ -24,7 +24,6 @@ from dsd_ros.observe.bag.plots import page as report_of
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import Run, read_run
 from dsd_ros.observe.bag.shown_run import feed_of
-from dsd_ros.observe.view.figures import Figures
 from dsd_ros.observe.view.web import PageFeed, WebServer
 
 BAGS = Path(__file__).parents[2] / "bags"
@@ -65,7 +64,7 @@ def test_what_memory_answered_is_shown_with_its_sources(tmp_path, faults):
     (found,) = events_of(feed_of(run))["memory"]
     told = [["The Tilda is silver.", "things.md, cloud"], ["Go: find it", ""]]
     assert found["v"] == {"goal": "find mine", "told": told, "instruction": "", "question": ""}
-    assert "memory" not in events_of(feed_of(faults))  # recorded before there were any
+    assert not any(event["v"]["told"] for event in events_of(feed_of(faults))["memory"])
 
 
 def test_a_run_becomes_the_events_of_the_live_page(faults, shown):
@@ -77,7 +76,7 @@ def test_a_run_becomes_the_events_of_the_live_page(faults, shown):
     for reply, step in zip(whole, faults.steps, strict=True):
         kept = "".join(text for text, kind, _ in reply["tokens"] if kind != "rejected")
         assert kept == step.text
-    assert len(events["reply"]) == sum(len(step.rounds) for step in faults.steps)  # one a round
+    assert len(events["reply"]) == sum(len(step.rounds) for step in faults.steps)  # one a pass
     assert sum(e["v"]["on"] for e in events["hold"]) == len(faults.stops)
     assert events["end"][0]["v"]["outcome"] == "ARRIVED" and len(events["stats"]) == len(faults.steps)
     assert len(events["view"]) > 20 and len(events["pose"]) == len(faults.path)
@@ -91,8 +90,9 @@ def test_a_run_becomes_the_events_of_the_live_page(faults, shown):
 def test_figures_are_those_of_the_bag(faults, shown):
     rows = {name: run for name, _, run in events_of(shown)["stats"][-1]["v"]["rows"]}
     tokens, rounds = (sum(step.stats[name] for step in faults.steps) for name in ("tokens", "rounds"))
-    assert rows["tokens per round (tau)"] == f"{tokens / rounds:.2f}"
-    assert set(rows) == {name for name, _, _ in Figures().rows()}
+    assert rows["passes per token"] == f"{rounds / tokens:.2f}"
+    drafted = sum(sum(step.stats["accepted"]) for step in faults.steps)
+    assert rows["tokens from drafts"] == f"{100 * drafted / tokens:.0f} %"
 
 
 @needs_browser
@@ -101,11 +101,11 @@ def test_a_browser_plays_a_recorded_run(shown, window):
         window.open(server.page(), 1280, 800)
         window.until("document.getElementById('outcome').textContent.startsWith('ARRIVED: ')")
         window.until("document.getElementById('age').textContent === 'ended'")
-        window.value("goTo(12)")  # the link was cut
+        window.value("goTo(8)")  # the link was cut
         window.until("document.getElementById('alarm').textContent.startsWith('Link to the verifier: ')")
-        window.value("goTo(20)")
+        window.value("goTo(14)")
         window.until("document.getElementById('picture').naturalWidth === 336")
-        window.until("document.getElementById('alarm').textContent === 'You are looking at 20.0 s of 31.6 s.'")
+        window.until("document.getElementById('alarm').textContent.startsWith('You are looking at 14.0 s of 18.')")
         asked = window.requests()
         assert asked and all(url.startswith((server.page(), "data:")) for url in asked)
         window.open("about:blank", 1280, 800)
@@ -135,11 +135,12 @@ def test_a_report_begins_with_the_outcome_and_folds_its_rounds(faults):
         assert table.count("<tr>") == len(step.rounds) + 1
         columns = list(zip(*re.findall(r"<td>(.*?)</td>" * table.count("<th>"), table), strict=True))
         assert all(any(cell not in ("0", "0.00", "-", "no", "") for cell in column) for column in columns)
-    assert "<th>sync</th>" in tables[0] and '<meta name="viewport"' in content
+    assert "<th>verify</th>" in tables[0] and "<th>sync</th>" not in body and '<meta name="viewport"' in content
 
 
 def test_what_a_bag_lacks_leaves_no_empty_line_in_the_report(tmp_path):
-    run = read_run(open_bag(BAGS / "straight"))
+    run = read_run(open_bag(BAGS / "ball"))  # in rounds
+    assert "<th>sync</th>" in report_of(run)
     for step in run.steps:
         for found in step.rounds:
             found |= {"sync_seconds": 0.0, "source": "", "ready": False}

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from views_sample import picture, sample_overlay, sample_reply, share
+from views_sample import picture, sample_overlay, sample_reply, sample_stream, share
 
-from dsd_ros.observe.view.overlay import PANEL_HEIGHT, OverlayPainter, panel, token_run
+from dsd_ros.observe.view.figures import ReplyFigures
+from dsd_ros.observe.view.overlay import PANEL_HEIGHT, OverlayPainter, fates_of, panel, token_run
 from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
@@ -28,7 +29,7 @@ from dsd_ros.observe.view.typeset import (
 def test_a_canvas_drawn_on_again_shows_what_is_new():
     painter, image = OverlayPainter(336), picture()
     canvas = np.empty(painter.shape(image), np.uint8)
-    first, later = sample_overlay(), replace(sample_overlay(), tau=9.75, action="stop")
+    first, later = sample_overlay(), replace(sample_overlay(), newest=ReplyFigures(tau=9.75), action="stop")
     for shown, lit in ((first, image), (first, image // 2), (later, image // 2), (first, image)):
         painter.frame(lit, shown, True, canvas)
         assert np.array_equal(canvas, OverlayPainter(336).frame(lit, shown))
@@ -58,6 +59,28 @@ def test_every_token_is_shown_with_its_fate():
     assert all(struck == (colour == REJECTED) for _, colour, struck, _ in run)
     ahead = [text.strip() for text, _, _, ahead in run if ahead]
     assert ahead == ["on", "the", "left", "behind", "blue", "chair", "box", "and", "turn", "left", "30"]
+
+
+def test_a_pass_shows_its_accepted_tokens_and_the_targets_own():
+    kinds = {ACCEPTED: "accepted", REJECTED: "rejected", OWN: "own"}
+    run = [(text.strip(), kinds[colour]) for text, colour, _, _ in token_run(sample_stream())]
+    assert run == [
+        ("I", "own"), ("see", "accepted"), ("a", "accepted"), ("silver", "accepted"), ("bottle", "own"),
+        ("and", "rejected"), ("so", "rejected"), (".", "own"), ("turn", "accepted"), ("left", "own"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "fates"),
+    [
+        ("stream", ["accepted", "rejected", "own"]), ("ar", ["own"]), ("dsd", ["accepted", "rejected", "own"]),
+        ("fsd", ["accepted", "rejected", "own", "ahead"]), ("", ["accepted", "rejected", "own", "ahead"]),
+    ],
+)  # fmt: skip
+def test_the_legend_has_what_a_mode_has(mode, fates):
+    assert fates_of(mode) == fates
+    drawn = np.asarray(panel(Overlay(ShownReply(mode=mode), newest=ReplyFigures(mode, sooner=1.25))))
+    assert (share(drawn, REJECTED) > 0) == ("rejected" in fates) and (share(drawn, AHEAD) > 0) == ("ahead" in fates)
 
 
 def test_a_frame_keeps_the_picture_between_the_bars():
@@ -94,7 +117,7 @@ def test_what_did_not_change_is_not_drawn_again():
     painter, overlay = OverlayPainter(), sample_overlay()
     first = painter.frame(picture(), overlay)
     assert np.array_equal(painter.frame(picture(), sample_overlay()), first) and painter.drawn == 1
-    other = painter.frame(picture(), replace(overlay, tau=9.87))
+    other = painter.frame(picture(), replace(overlay, newest=ReplyFigures(tau=9.87)))
     assert painter.drawn == 2 and not np.array_equal(other, first)
 
 
@@ -137,5 +160,5 @@ def test_lines_are_cut_to_their_room():
 def test_a_pause_bounds_how_often_text_is_drawn():
     painter = OverlayPainter(pause=3600.0)
     first = painter.frame(picture(), sample_overlay())
-    assert np.array_equal(painter.frame(picture(), sample_overlay(tau=1.0)), first)
+    assert np.array_equal(painter.frame(picture(), sample_overlay(action="stop")), first)
     assert painter.drawn == 1

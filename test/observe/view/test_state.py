@@ -12,12 +12,6 @@ from dsd_ros.observe.view.figures import Figures, ReplyFigures, size
 from dsd_ros.observe.view.state import Round, ShownReply, Walk, motion_of
 
 
-def test_tau_counts_what_the_rounds_gained():
-    reply = ShownReply("go", rounds=(Round(4, 2, ("a", "b", "c")), Round(4, 0, ("d",))))
-    assert reply.tokens == 4 and reply.tau == 2.0
-    assert ShownReply().tau == 0.0
-
-
 def test_a_reply_keeps_its_newest_rounds(monkeypatch):
     monkeypatch.setattr(state, "ROUNDS_KEPT", 3)
     reply = ShownReply()
@@ -51,21 +45,23 @@ def test_an_action_leads_where_it_says(ahead, turn, end):
     assert poses[-1] == pytest.approx(end)
 
 
-def test_the_target_alone_is_estimated_from_its_own_passes():
-    # Picture 0.2 s, then four rounds of 0.1 s each; 20 tokens take the target alone 19 more passes.
-    reply = ReplyFigures(
-        tokens=20, rounds=4, seconds=0.9, verify_seconds=0.2 + 0.1 + 3 * 0.1,
-        verify_round_seconds=0.1, link_delay_seconds=0.05,
-    )  # fmt: skip
-    assert reply.alone_seconds == pytest.approx(0.3 + 19 * 0.1 + 0.1)
-    assert reply.speedup == pytest.approx(2.3 / 0.9)
-    assert ReplyFigures(tokens=3, rounds=1, seconds=1.0).speedup == 0.0  # nothing to reckon with
+def test_figures_of_a_stream_say_what_its_drafts_gave():
+    figures = Figures()
+    figures.add_reply(ReplyFigures("stream", "dds", 40, 20, 2.0, 0.2, draft_share=0.5, sooner=1.5))
+    figures.add_reply(ReplyFigures("stream", "dds", 10, 9, 1.1, 0.2, draft_share=0.1, sooner=1.0))
+    figures.add_reply(ReplyFigures("stream", "dds", 1, 1, 1.0, 0.1))  # too short for an estimate
+    rows = {name: (newest, run) for name, newest, run in figures.rows()}
+    assert rows["tokens from drafts"] == ("0 %", "41 %") and rows["passes per token"] == ("1.00", "0.59")
+    assert rows["as fast as the target alone (estimate)"] == ("unknown", "1.25 x")
+    assert not [name for name in rows if "tau" in name or "T_c" in name or "miss" in name or "round" in name]
+    figures.add_reply(ReplyFigures("ar", "dds", 10, 10, 1.0, 0.2))
+    assert not [name for name, *_ in figures.rows() if "draft" in name or "round" in name]
 
 
 def test_figures_sum_up_a_run():
     figures = Figures()
     assert "no reply yet" in figures.markdown()
-    figures.add_reply(ReplyFigures("fsd", "dds", 30, 6, 5.0, 0.3, miss_rate=0.5, bytes_up=1500))
+    figures.add_reply(ReplyFigures("fsd", "dds", 30, 6, 5.0, 0.3, miss_rate=0.5, bytes_up=1500, predrafts_used=1))
     figures.add_reply(ReplyFigures("fsd", "dds", 10, 4, 2.5, 0.1, miss_rate=0.0, bytes_up=2_500_000))
     figures.add_step(2.0)
     figures.add_step(0.0)  # a first action has none in front of it
@@ -75,6 +71,6 @@ def test_figures_sum_up_a_run():
     assert rows["miss rate"] == ("0 %", "25 %")
     assert rows["seconds per action"][1] == "2.00"
     assert rows["bytes up"] == ("2.50 MB", "2.50 MB")
-    assert rows["over the target alone (estimate)"] == ("unknown", "unknown")
+    assert "T_c, one way" in rows and "T_q, one round in the target" in rows
     assert figures.markdown().startswith("**fsd** dds, 2 replies")
     assert [size(n) for n in (0, 999, 1500)] == ["0 B", "999 B", "1.5 kB"]

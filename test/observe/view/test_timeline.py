@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from views_sample import sample_reply, share
+from views_sample import sample_reply, sample_stream, share
 
 from dsd_ros.observe.view.state import Round, ShownReply
-from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_timeline, exits_of, spans_of
+from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_timeline, exits_of, lanes_of, spans_of
 from dsd_ros.observe.view.typeset import ACCEPTED, AHEAD, OWN
 
 
@@ -44,6 +44,19 @@ def test_the_first_right_exit_is_marked():
     assert [(early.layer, early.held) for early in found] == [(2, False), (4, True), (6, False)]
     target = of_round(spans_of(sample_reply()), 1)["target"]
     assert all(target.start <= early.at <= target.end for early in found)
+
+
+def test_passes_follow_each_other_while_the_robot_drafts():
+    spans = spans_of(sample_stream())
+    target = [(span.start, span.end, span.label) for span in spans if span.lane == "target"]
+    assert [label for *_, label in target] == ["0+1", "3+1", "0+1", "1+1"]
+    ends = [0.04, 0.05, 0.06, 0.07]  # the last two came together: the third had ended before the fourth began
+    assert [end for _, end, _ in target] == pytest.approx(ends)
+    assert [start for start, *_ in target] == pytest.approx([0.02, *ends[:-1]])
+    drafts = [(span.start, span.end) for span in spans if span.lane == "draft"]
+    assert drafts == [pytest.approx(span) for span in [(0.03, 0.04), (0.042, 0.05), (0.058, 0.07)]]
+    assert {span.lane for span in spans} == set(lanes_of("stream")) and lanes_of("ar") == ("target",)
+    assert draw_timeline(sample_stream()).shape[0] < draw_timeline(sample_reply()).shape[0]
 
 
 def test_odd_measurements_are_drawn_all_the_same():

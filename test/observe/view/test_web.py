@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from browser import Page, browser, find_browser
 from PIL import Image
-from views_sample import sample_reply, share
+from views_sample import sample_reply, sample_stream, share
 
 from dsd_ros.observe.view import web
 from dsd_ros.observe.view.events import memory_event, reply_event, robot_event, stats_event, step_event
@@ -234,7 +234,7 @@ def heard(feed: web.PageFeed) -> Iterator[None]:
         thread.join()
 
 
-def sample_feed() -> web.PageFeed:
+def sample_feed(mode: str = "stream") -> web.PageFeed:
     """A run under way: everything that the page can show."""
     feed = web.PageFeed(16)
     feed.add("robot", robot_event(), fixed=True)
@@ -254,17 +254,20 @@ def sample_feed() -> web.PageFeed:
         at = 3.0 * number
         feed.add("pose", [0.4 * number, 0, 0.1], at=at - 1)
         feed.picture(np.full((224, 336, 3), SKY[::-1], np.uint8), at=at - 1)
-        figures.add_reply(
-            ReplyFigures("fsd", "dds", 38, 8, 4.75, 0.2 + 0.1 * number, 0.16, 0.02, 0.004, 0.2, 17_100, 900)
-        )
-        feed.add("reply", reply_event(sample_reply(), number), at=at)
+        more = {"verify_round_seconds": 0.02, "bytes_up": 17_100, "bytes_down": 900}
+        if mode == "fsd":
+            more |= {"tau": 4.75, "link_delay_seconds": 0.004, "miss_rate": 0.2, "predrafts_used": 3}
+        else:
+            more |= {"draft_share": 0.6, "sooner": 1.4}
+        figures.add_reply(ReplyFigures(mode, "dds", 38, 8, seconds=0.2 + 0.1 * number, **more))
+        feed.add("reply", reply_event(sample_reply() if mode == "fsd" else sample_stream(), number), at=at)
         feed.add("stats", stats_event(figures), at=at)
         step = ShownStep(number, f"forward {25 * number} cm", 0.25 * number, 0.0, True, (0.4 * number, 0.0, 0.1))
         feed.add("step", step_event(step), at=at)
         feed.add(
             "log", {"level": "warn" if number == 2 else "", "name": "draft_node", "text": f"reply {number} <b>"}, at=at
         )
-    feed.add("link", {"ok": True, "text": "session open, mode fsd", "gone": False}, at=3.0)
+    feed.add("link", {"ok": True, "text": f"session open, mode {mode}", "gone": False}, at=3.0)
     told = (
         ("It is the Viola.", "owner.md, robot"),
         ("The Viola is silver <b>.", "things.md, cloud"),
@@ -295,28 +298,34 @@ def shared_browser() -> Iterator[Page]:
 
 
 @needs_browser
+@pytest.mark.parametrize("mode", ["stream", "fsd"])
 @pytest.mark.parametrize(("name", "width", "height"), SIZES)
-def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser, name, width, height):
-    page, before, feed = shared_browser, len(shared_browser.requests()), sample_feed()
+def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser, name, width, height, mode):
+    page, before, feed = shared_browser, len(shared_browser.requests()), sample_feed(mode)
+    of_mode = {
+        "stream": ("passes per token", "as fast as the target alone (estimate)", "Reply, pass by pass"),
+        "fsd": ("tokens per round (tau)", "T_c, one way", "drafted ahead", "Reply, round by round"),
+    }
     with heard(feed), served(feed) as server:
         page.open(server.page(), width, height, phone=name == "phone")
         page.until("document.querySelectorAll('#steps button').length === 4 && document.querySelector('.stage .goal')")
         page.until("document.getElementById('picture').naturalWidth === 336")
         text = page.value("document.body.innerText")
         for word in (
-            "find the silver bottle", "Action: forward 75 cm", "tokens per round (tau)", "over the target alone",
-            "held for 1.5 s", "OBSTACLE: A chair is 0.3 m ahead.", "reply 2 <b>", "session open, mode fsd",
-            "T_c, one way", "Memory, asked: bring me to the bottle I like", "from owner.md, robot",
+            "find the silver bottle", "Action: forward 75 cm", "tokens from drafts", *of_mode[mode],
+            "held for 1.5 s", "OBSTACLE: A chair is 0.3 m ahead.", "reply 2 <b>", f"session open, mode {mode}",
+            "Memory, asked: bring me to the bottle I like", "from owner.md, robot",
             "The Viola is silver <b>.", "from things.md, cloud",
         ):  # fmt: skip
             assert word in text, word
+        for word in (*(of_mode.keys() - {mode}), *(of_mode["fsd"] if mode == "stream" else of_mode["stream"])):
+            assert word not in text, word
         # Tokens are text in their colours, and the picture has no text drawn on it.
         kinds = page.value("[...document.querySelectorAll('#tokens span')].map(e => [e.textContent, e.className])")
-        assert (
-            ["box ", "rejected ahead"] in kinds
-            and ["I ", "accepted"] in kinds
-            and any("own" in kind for _, kind in kinds)
+        wanted = (
+            [["box ", "rejected ahead"], ["I ", "accepted"]] if mode == "fsd" else [["and ", "rejected"], ["I ", "own"]]
         )
+        assert all(each in kinds for each in wanted)
         count, poor = page.value(CONTRAST)
         assert count > 80 and not poor
         labels = page.value(LABELS)
@@ -326,9 +335,9 @@ def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser,
         assert page.value("document.documentElement.scrollWidth") == width
         assert page.value("[...document.querySelectorAll('#figures td, #figures th, #steps button')]"
                           ".every(e => e.scrollWidth <= e.clientWidth + 1)")  # fmt: skip
-        assert page.value("document.querySelectorAll('#figures tr').length") == 12
+        assert page.value("document.querySelectorAll('#figures tr').length") == (12 if mode == "fsd" else 10)
         assert page.value(COLOURS) > 50  # shaded solids
-        shot = keep(page, name)
+        shot = keep(page, f"{name}-{mode}")
         assert share(shot, SKY, 20) > 0.05
         asked = page.requests()[before:]
         assert len(asked) >= 2

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reply of five rounds, some of them drafted ahead, as views show it."""
+"""A reply of five rounds, some of them drafted ahead, and one of four passes, as views show them."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from dsd_ros.observe.view.figures import ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 
 _ROUNDS = (
@@ -17,7 +18,7 @@ _ROUNDS = (
 
 
 def sample_reply() -> ShownReply:
-    reply = ShownReply("find the silver bottle", "I see a silver bottle. Action: turn left 30 degrees")
+    reply = ShownReply("find the silver bottle", "I see a silver bottle. Action: turn left 30 degrees", mode="fsd")
     began = 0.014
     for words, accepted, rejected, source in _ROUNDS:
         ready = source == "exit"
@@ -34,10 +35,21 @@ def sample_reply() -> ShownReply:
     return reply
 
 
+def sample_stream() -> ShownReply:
+    """Passes of 10 ms; the last two came to the robot together."""
+    passes = (
+        Round(0, 0, ("I ",), began=0.0, wait=0.04, verify=0.02, depth=2, model=0.01),
+        Round(3, 3, ("see ", "a ", "silver ", "bottle "), began=0.04, wait=0.01, verify=0.01, depth=2, model=0.008),
+        Round(2, 0, (". ",), ("and ", "so "), began=0.05, wait=0.02, verify=0.01, depth=3, model=0.012),
+        Round(1, 1, ("turn ", "left "), began=0.07, wait=0.0, verify=0.01),
+    )
+    return ShownReply("find the silver bottle", "I see a silver bottle . turn left", passes, True, mode="stream")
+
+
 def sample_overlay(**changes: object) -> Overlay:
     values: dict[str, object] = {
         "reply": sample_reply(), "action": "turn left 30 degrees", "link": "session open, mode fsd",
-        "link_ok": True, "mode": "fsd", "tau": 4.2, "seconds": 0.31, "age": 0.45,
+        "link_ok": True, "newest": ReplyFigures("fsd", tau=4.2, seconds=0.31, observation_age=0.45),
     }  # fmt: skip
     return Overlay(**{**values, **changes})  # type: ignore[arg-type]
 

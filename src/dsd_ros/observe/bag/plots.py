@@ -9,10 +9,13 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsd_ros.observe.bag.report import ROUND_TITLES, round_cells, rounds_of, summary, summary_lines
+from dsd_ros.decoding.modes import unit_of
+from dsd_ros.observe.bag.report import gained, summary, summary_lines, table_of, unit_of_run
 from dsd_ros.observe.bag.run import RecordedStep, Run, picture_sent, pictures_of
-from dsd_ros.observe.view.events import world_event
+from dsd_ros.observe.bag.shown_run import shown_reply
+from dsd_ros.observe.view.events import reply_event, world_event
 from dsd_ros.observe.view.figures import size
+from dsd_ros.shown import counted
 
 _SHOWN = 60  # steps shown with their pictures, which keeps the page small
 _COLOURS = {"draft": "#4477aa", "verify": "#ee6677", "link": "#ccbb44"}
@@ -26,6 +29,7 @@ dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.15em 1em;ma
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26em),1fr));gap:.6em}
 article{display:grid;grid-template-columns:168px minmax(0,1fr);gap:.8em;padding:.8em 0;border-top:1px solid #d0d7de}
 article p{margin:.2em 0}small,summary{color:#4f5963;font-size:.9em}summary{cursor:pointer}
+.accepted{color:#116329}.rejected{color:#b42318;text-decoration:line-through}.own{color:#0550ae;font-weight:600}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:12px}
 th,td{text-align:right;padding:2px 8px;border-bottom:1px solid #d0d7de;font-variant-numeric:tabular-nums}
 @media (max-width:640px){article{grid-template-columns:minmax(0,1fr)}th,td{padding:2px 4px;font-size:11px}}
@@ -45,7 +49,7 @@ def draw(run: Run) -> bytes:
 def page(run: Run) -> str:
     """A self-contained HTML page, for screen and paper: the outcome, figures, plots, every reply with its picture.
 
-    The rounds of a reply are folded. Raises ValueError like `draw`.
+    The passes or rounds of a reply are folded. Raises ValueError like `draw`.
     """
     pictures = pictures_of(run.bag, {step.stamp for step in run.steps[:_SHOWN]})
     title = "; ".join(summary(run)["instructions"]) or f"Run of {run.bag.path.name}"
@@ -55,7 +59,10 @@ def page(run: Run) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
-        f'{_outcomes(run)}{_facts(run)}<div class="plots">{plots}</div><h2>Replies</h2>{replies}</html>\n'
+        f'{_outcomes(run)}{_facts(run)}<div class="plots">{plots}</div><h2>Replies</h2>'
+        '<p><small><span class="accepted">drafted, accepted</span>, <span class="rejected">drafted, rejected</span>, '
+        '<span class="own">the target\'s own</span></small></p>'
+        f"{replies}</html>\n"
     )
 
 
@@ -70,13 +77,15 @@ def _outcomes(run: Run) -> str:
 def _facts(run: Run) -> str:
     """The summary as a list of names and values; what the bag has nothing of is left out."""
     s = summary(run)
+    sooner = s["sooner_estimate"]
     facts = [
         ("recorded", f"{s['bag']}, {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics"),
         ("decoding", " over ".join(filter(None, (", ".join(s["modes"]), ", ".join(s["transports"]))))),
         ("target", ", ".join(s["targets"])),
-        ("replies", f"{s['steps']}, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}"),
+        ("replies", f"{s['steps']}, {gained(s, unit_of_run(run))}"),
         ("actions", f"{s['parsed']} of {s['steps']} replies end in one"),
         ("miss rate", "" if s["miss_rate"] is None else f"{100 * s['miss_rate']:.1f} %"),
+        ("estimate", f"about {sooner:.1f} times as fast as the target alone" if sooner else ""),
         ("times", f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action"),
         ("link", f"{size(s['bytes_up'])} up, {size(s['bytes_down'])} down"),
         ("way", f"{s['distance_m']:.2f} m" if run.path else ""),
@@ -91,35 +100,35 @@ def _reply(run: Run, step: RecordedStep, picture: tuple[bytes, str] | None) -> s
     found = picture or (picture_sent(step) if step.number <= _SHOWN else None)
     shown = "<span></span>" if found is None else _image(found[0], f"picture of step {step.number}")
     s = step.stats
-    cost = (
-        f"{s['tokens']} tokens in {s['rounds']} rounds (tau {s['tau']:.2f}), {s['seconds']:.3f} s, "
-        f"{size(s['bytes_up'])} up, {size(s['bytes_down'])} down; "
-        f"accepted by round: {' '.join(map(str, s['accepted']))}"
-    )
+    unit = unit_of(s["mode"])
+    cost = f"{gained(s, unit)}, {s['seconds']:.3f} s, {size(s['bytes_up'])} up, {size(s['bytes_down'])} down"
     title = f"{step.number}. {step.action or 'no action'}{'' if step.verified else ', not verified'}"
     at = (step.at - run.began) * 1e-9
-    rounds = _rounds(step)
     return (
         f"<article>{shown}<div><h3>{html.escape(title)} <small>at {at:.2f} s</small></h3>"
-        f"<p>{html.escape(step.text)}</p><p><small>{cost}</small></p>{rounds}</div></article>"
+        f"<p>{_tokens(step)}</p><p><small>{cost}</small></p>{_rounds(step, unit)}</div></article>"
     )
 
 
-def _rounds(step: RecordedStep) -> str:
-    """A folded table of a reply's rounds, without the columns that are empty."""
-    rows = [round_cells(found) for found in step.rounds]
-    used = [n for n, _ in enumerate(ROUND_TITLES) if any(row[n] not in _EMPTY for row in rows)]
-    if not rows:
+def _tokens(step: RecordedStep) -> str:
+    """A reply's text, with its tokens in their colours where the bag has all of them."""
+    tokens = reply_event(shown_reply(step), step.number)["tokens"]
+    if "".join(text for text, kind, _ in tokens if kind != "rejected").strip() != step.text.strip():
+        return html.escape(step.text)
+    return "".join(f'<span class="{kind}">{html.escape(text)}</span>' for text, kind, _ in tokens)
+
+
+def _rounds(step: RecordedStep, unit: str) -> str:
+    """A folded table of a reply's passes or rounds."""
+    if not step.rounds:
         return ""
-    head = "".join(f"<th>{ROUND_TITLES[n]}</th>" for n in used)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(row[n])}</td>' for n in used)}</tr>" for row in rows)
+    head, *rows = table_of(step.rounds, unit)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return (
-        f'<details><summary>{len(rows)} rounds</summary><div class="wide"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></details>"
+        f'<details><summary>{counted(len(rows), unit)}</summary><div class="wide"><table>'
+        f"<thead><tr>{''.join(f'<th>{title}</th>' for title in head)}</tr></thead><tbody>{body}</tbody></table></div>"
+        "</details>"
     )
-
-
-_EMPTY = ("", "-", "0", "0.00", "no")
 
 
 def _drawn(run: Run, grid: tuple[int, int], inches: tuple[int, int], plots: Sequence[_Plot], title: str = "") -> bytes:
@@ -180,21 +189,32 @@ def _draw_world(axis: Any, run: Run) -> None:
 
 def _draw_seconds(axis: Any, run: Run) -> None:
     axis.set(title="seconds a reply", xlabel="step", ylabel="s")
-    bottom = [0.0] * len(run.steps)
-    for name, colour in _COLOURS.items():
-        heights = [float(step.stats[f"{name}_seconds"]) for step in run.steps]
-        axis.bar([step.number for step in run.steps], heights, bottom=bottom, color=colour, label=name)
-        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
-    axis.legend()
+    parts = {name: [float(step.stats[f"{name}_seconds"]) for step in run.steps] for name in _COLOURS}
+    if unit_of_run(run) == "pass":  # the robot drafts meanwhile, and the target does not wait for the link
+        rest = [step.stats["seconds"] - step.stats["verify_seconds"] for step in run.steps]
+        parts = {"verify": parts["verify"], "link": [max(0.0, seconds) for seconds in rest]}
+    _stack(axis, [step.number for step in run.steps], parts, {"verify": "target", "link": "link and the rest"})
 
 
 def _draw_rounds(axis: Any, run: Run) -> None:
-    title = f"tokens gained a round, tau {summary(run)['tau']:.2f}"
-    axis.set(title=title, xlabel="round of the run", ylabel="tokens")
-    rows = rounds_of(run)
-    axis.bar(range(1, len(rows) + 1), [row["accepted"] + 1 for row in rows], color=_COLOURS["draft"])
+    unit = unit_of_run(run)
+    axis.set(title=f"tokens gained a {unit}", xlabel=f"{unit} of the run", ylabel="tokens")
+    rows = [found for step in run.steps for found in step.rounds]
+    accepted = [found["accepted"] for found in rows]
+    own = [len(found["gained"]) - found["accepted"] for found in rows]
+    names = {"draft": "from drafts", "verify": "the target's own"}
+    _stack(axis, range(1, len(rows) + 1), {"verify": own, "draft": accepted}, names)
     for index in (index for index, row in enumerate(rows) if row["round"] == 1):
         axis.axvline(index + 0.5, color="#bbbbbb", linewidth=0.8)
+
+
+def _stack(axis: Any, places: Sequence[int], parts: dict[str, list[Any]], names: dict[str, str]) -> None:
+    """Bars on top of each other in their colours, with a legend."""
+    bottom = [0.0] * len(places)
+    for name, heights in parts.items():
+        axis.bar(places, heights, bottom=bottom, color=_COLOURS[name], label=names.get(name, name))
+        bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
+    axis.legend()
 
 
 def _draw_timeline(axis: Any, run: Run) -> None:
@@ -218,7 +238,7 @@ _Plot = Callable[[Any, Run], None]
 _NAMED_PLOTS: dict[str, _Plot] = {
     "path walked, with the room and the goal": _draw_path,
     "seconds of every reply": _draw_seconds,
-    "tokens gained a round": _draw_rounds,
+    "tokens gained a pass or round": _draw_rounds,
     "replies, and when the robot was held": _draw_timeline,
 }
 _PLOTS = list(_NAMED_PLOTS.values())

@@ -32,12 +32,9 @@ _METADATA_LIMIT = 4 << 20  # bytes of metadata.yaml
 _METADATA_DEPTH = 50
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NUMBERED = re.compile(r"(.*)_(\d{1,9})(\.\w+)")
-# Topics that a robot has, the surest first. Bags of earlier versions have them without dsd/.
-_MARKS = [re.compile(rf"(.*?)(?:/dsd)?/{name}") for name in ("reply_progress", "observation", "decode_stats")]
-_MARKS.append(re.compile(r"(.*)/odom"))
-_EARLIER = {"cmd_vel_dsd": "cmd_vel_nav", "ground_truth/collisions": "collision"}  # other names that have changed
+# Topics that a robot has, the surest first.
+_MARKS = [re.compile(rf"(.*)/{name}") for name in ("dsd/reply_progress", "dsd/observation", "dsd/decode_stats", "odom")]
 _SHOWN = 5  # names that a note lists
-_ADDED = range(0, 68, 4)  # bytes of empty fields that a later definition of a type may have at its end
 _ARRAY_LIMIT = 1 << 20  # elements of an array of fixed length, and of all that it contains
 
 
@@ -52,15 +49,10 @@ class Bag(Findings):
     kinds: dict[str, str] = field(default_factory=dict)  # topic -> type
     namespace: str = ""  # of the robot's topics, with a leading slash; "" for none
     _store: Any = None
-    _assumed: set[str] = field(default_factory=set)  # types that the bag does not define
 
     def topic(self, name: str) -> str:
-        """The full name of one of the robot's topics, in a bag of an earlier version that version's."""
-        if name.startswith("/"):
-            return name
-        topic = f"{self.namespace}/{name}"
-        earlier = f"{self.namespace}/{_EARLIER.get(name, name.removeprefix('dsd/'))}"
-        return earlier if topic not in self.counts and earlier in self.counts else topic
+        """The full name of one of the robot's topics."""
+        return name if name.startswith("/") else f"{self.namespace}/{name}"
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
         """Messages of these topics (None: all) in the order in which they were written."""
@@ -84,13 +76,10 @@ class Bag(Findings):
             self._store = get_typestore(Stores.EMPTY)
         if record.kind not in self._store.types:
             self._learn(record.kind)
-        failure: Exception | None = None
-        for added in _ADDED if record.kind in self._assumed else (0,):
-            try:
-                return self._store.deserialize_cdr(record.data + bytes(added), record.kind)
-            except Exception as error:
-                failure = failure or error
-        raise BagError(f"A message on {record.topic} does not match its type: {first_sentence(failure)}.")
+        try:
+            return self._store.deserialize_cdr(record.data, record.kind)
+        except Exception as error:
+            raise BagError(f"A message on {record.topic} does not match its type: {first_sentence(error)}.") from None
 
     def _learn(self, kind: str) -> None:
         form, text = self.definitions.get(kind) or self._installed(kind)
@@ -112,11 +101,7 @@ class Bag(Findings):
             text = store.generate_msgdef(kind)[0] if kind in store.types else definition(kind)[0]
         except TypeUnknown as error:
             raise BagError(f"The bag does not define {kind}; record it with its definitions. {error}") from None
-        self.note(
-            "The bag does not define all its message types; this installation's are used, "
-            "and fields that they have in addition are read as empty."
-        )
-        self._assumed.add(kind)
+        self.note("The bag does not define all its message types; this installation's are used.")
         self.definitions[kind] = "msg", text
         return self.definitions[kind]
 

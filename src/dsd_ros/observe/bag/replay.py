@@ -7,14 +7,14 @@ import typing
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.modes import Proof, streams
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 
-_NEEDED = ("dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/decode_stats")
+_NEEDED = ("dsd/observation", "dsd/reply_progress", "dsd/decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 
@@ -128,14 +128,15 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             why += f" It has no messages on {', '.join(lacks)}: record these topics as well."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
-    settings = replace(recorded, mode=options.mode, draft_length=-1) if options.mode else recorded
+    other: dict[str, Any] = {"mode": options.mode} if options.mode else {}
+    if streams(options.mode):
+        other |= {"proof": "preset", "shape": "preset"}
+    settings = replace(recorded, **other)
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])
     draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
-    draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
-    if options.mode:
-        draft |= {"decode.mode": options.mode, "decode.draft_length": -1}
+    draft |= {f"decode.{item.name}": getattr(settings, item.name) for item in fields(settings)}
     verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
     if options.draft_model:
         draft["model.path"] = options.draft_model
@@ -160,12 +161,10 @@ def settings_of(run: Run) -> DecodeSettings:
         request = run.requests[-1]
         given = {
             "mode": request.mode, "proof": request.proof, "temperature": request.temperature,
-            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed,
+            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed, "max_tokens": request.max_tokens,
         }  # fmt: skip
-        if request.mode == "ar":
-            del given["proof"]
     if not given:
-        given = {"mode": str(run.steps[-1].stats.get("mode", "dsd"))}
+        given = {"mode": str(run.steps[-1].stats["mode"])}
     kinds = typing.get_type_hints(DecodeSettings)
     try:
         return DecodeSettings(**{name: kinds[name](value) for name, value in given.items() if name in kinds})
@@ -180,7 +179,7 @@ def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
     before: list[tuple[int, str]] = []
     for action in reversed(run.actions):
         stamp = stamp_of(action.observation_stamp)
-        if stamp >= step.stamp or getattr(action, "retracing", False):
+        if stamp >= step.stamp or action.retracing:
             continue
         if int(action.step) >= number or len(before) == _HISTORY:
             break  # belongs to the previous run
@@ -217,11 +216,6 @@ def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: li
         raise BagError(
             f"The bag's replies are sampled in mode {recorded.mode}, and mode {settings.mode} draws others of the "
             "same distribution; replay it in its own mode, or record with temperature 0 or proof coupled."
-        )
-    if recorded.tunes or settings.tunes:
-        raise BagError(
-            "The bag's replies are sampled with draft lengths chosen by the clock, which no replay repeats; "
-            "record with a constant draft_length, with temperature 0, or with proof coupled."
         )
 
 

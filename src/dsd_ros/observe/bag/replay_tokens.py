@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reconstruct the token ids of replies from the draft and outcome messages on the topics.
+"""Reconstruct the token ids of replies from the protocol's messages on the topics.
 
 Works on rclpy messages and on those decoded from a bag alike, since only fields are read. Needs no ROS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +29,17 @@ class Traffic:
     starts: dict[int, list[int]] = field(default_factory=lambda: {0: []})  # rounds -> tokens verified by then
     drafts: dict[int, list[Any]] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)  # the final ones
+    placed: dict[int, int] = field(default_factory=dict)  # modes stream and ar: position -> token
+
+    def place(self, at: int, tokens: Iterable[int]) -> None:
+        """Note tokens from position ``at`` on."""
+        self.placed |= {at + number: int(token) for number, token in enumerate(tokens)}
 
     def tokens(self, count: int) -> list[int] | None:
         """The first ``count`` tokens of the reply; None when a message is missing."""
+        if self.placed:
+            placed = [self.placed.get(number, -1) for number in range(count)]
+            return None if -1 in placed else placed
         done, found = 0, list[int]()
         while len(found) < count:
             outcome = self.outcomes.get(done + 1)
@@ -99,7 +108,8 @@ class TrafficLog:
     def __init__(self) -> None:
         self.replies: list[Traffic] = []
         self._by_key: dict[Key, Traffic] = {}
-        self._waiting: dict[Key, list[tuple[str, Any]]] = {}  # messages that arrived before their observation
+        # Messages that arrived before their observation, and what takes them.
+        self._waiting: dict[Key, list[tuple[Callable[[Any], None], Any]]] = {}
 
     def observation(self, message: Any, at: int) -> None:
         """Add an Observation; for a known reply it may carry the verified prefix."""
@@ -116,21 +126,28 @@ class TrafficLog:
             )  # fmt: skip
             self.replies.append(traffic)
         self._by_key[key] = traffic
-        rounds = int(getattr(message, "rounds", 0))
-        if rounds:
-            traffic.starts[rounds] = [int(token) for token in message.verified]
-        for kind, waiting in self._waiting.pop(key, []):
-            (self.draft if kind == "draft" else self.outcome)(waiting)
+        if message.rounds:
+            traffic.starts[int(message.rounds)] = [int(token) for token in message.verified]
+        else:
+            traffic.place(0, message.verified)
+        for take, waiting in self._waiting.pop(key, []):
+            take(waiting)
+
+    def verified(self, message: Any) -> None:
+        """Add a VerifiedTokens."""
+        traffic = self._of(message, self.verified)
+        if traffic is not None:
+            traffic.place(int(message.at), message.tokens)
 
     def draft(self, message: Any) -> None:
         """Add a Draft."""
-        traffic = self._of(message, "draft")
+        traffic = self._of(message, self.draft)
         if traffic is not None:
             traffic.drafts.setdefault(int(message.round), []).append(message)
 
     def outcome(self, message: Any) -> None:
         """Add an Outcome; early exits are ignored, since they are not binding."""
-        traffic = self._of(message, "outcome")
+        traffic = self._of(message, self.outcome)
         if traffic is not None and message.is_final:
             traffic.outcomes.setdefault(int(message.round), message)
 
@@ -139,9 +156,9 @@ class TrafficLog:
         begun = [traffic for traffic in self.replies if traffic.at <= at]
         return begun[-1] if begun else None
 
-    def _of(self, message: Any, kind: str) -> Traffic | None:
+    def _of(self, message: Any, take: Callable[[Any], None]) -> Traffic | None:
         key = int(message.session), int(message.reply)
         traffic = self._by_key.get(key)
         if traffic is None and len(self._waiting) < 64:
-            self._waiting.setdefault(key, []).append((kind, message))
+            self._waiting.setdefault(key, []).append((take, message))
         return traffic

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize a recorded run: text, tables of steps and rounds, CSV and JSON."""
+"""Summarize a recorded run: text, tables of steps and of passes or rounds, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from dsd_ros.decoding.modes import unit_of
 from dsd_ros.edge.results import SpeculativeDecoding
 from dsd_ros.observe.bag.run import Run
+from dsd_ros.observe.view.figures import percent
+from dsd_ros.shown import counted
 
 ROUND_COLUMNS = (
     "step", "round", "drafted", "accepted", "depth", "draft_seconds", "wait_seconds", "verify_seconds",
@@ -25,6 +28,8 @@ def summary(run: Run) -> dict[str, Any]:
     """The run as plain values, in seconds, metres and bytes."""
     stats = [step.stats for step in run.steps]
     tokens, rounds = sum(s["tokens"] for s in stats), sum(s["rounds"] for s in stats)
+    compared = [s for s in stats if s["sooner"]]
+    compared_seconds = sum(s["seconds"] for s in compared)
     drafts = [r for step in run.steps for r in step.rounds[1:] if r.get("drafted")]
     missed = sum(not r.get("ready") for r in drafts)
     predrafts = any(s.get("exits") or s.get("predrafts_used") for s in stats)
@@ -35,14 +40,18 @@ def summary(run: Run) -> dict[str, Any]:
         "seconds": round(run.seconds, 3),
         "messages": sum(run.bag.counts.values()),
         "instructions": _unique(step.instruction for step in run.steps),
-        "modes": _unique(s.get("mode", "") for s in stats),
-        "transports": _unique(s.get("transport", "") for s in stats),
+        "modes": _unique(s["mode"] for s in stats),
+        "transports": _unique(s["transport"] for s in stats),
         "targets": _unique(v.target_name for v in run.verifiers if v.target_name),
         "steps": len(run.steps),
         "parsed": sum(bool(step.action) for step in run.steps),
         "tokens": tokens,
         "rounds": rounds,
         "tau": round(tokens / rounds, 3) if rounds else 0.0,
+        "draft_share": round(sum(s["draft_share"] * s["tokens"] for s in stats) / max(1, tokens), 4),
+        "sooner_estimate": round(sum(s["sooner"] * s["seconds"] for s in compared) / compared_seconds, 3)
+        if compared_seconds
+        else None,
         "speculative_decoding": _drafts_of(stats),
         "miss_rate": round(missed / len(drafts), 4) if drafts and predrafts else None,
         "reply_seconds": round(_mean(s["seconds"] for s in stats), 4),
@@ -74,19 +83,33 @@ def _drafts_of(stats: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {k: v for k, v in asdict(total).items() if not k.startswith("per_step")} if total is not None else None
 
 
+def unit_of_run(run: Run) -> str:
+    """What the run's replies are counted in: "pass" or "round"."""
+    return unit_of(run.steps[-1].stats["mode"] if run.steps else "")
+
+
+def gained(s: Mapping[str, Any], unit: str) -> str:
+    """Tokens, passes or rounds, and what drafts gave, of a run or a reply."""
+    text = f"{s['tokens']} tokens in {counted(s['rounds'], unit)}, "
+    text += f"tau {s['tau']:.2f}, " if unit == "round" else ""
+    return f"{text}{percent(s['draft_share'])} from drafts"
+
+
 def summary_lines(run: Run) -> list[str]:
     """The summary as text."""
     s = summary(run)
     miss = "" if s["miss_rate"] is None else f", miss rate {100 * s['miss_rate']:.1f} %"
+    sooner = (
+        "" if s["sooner_estimate"] is None else f" (about {s['sooner_estimate']:.1f} x as fast as alone, an estimate)"
+    )
     lines = [
         f"{s['bag']}: {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics",
         *(f"note: {note}" for note in s["notes"]),
         f"instruction: {'; '.join(s['instructions']) or 'none'}",
         f"mode {', '.join(s['modes']) or 'unknown'} over {', '.join(s['transports']) or 'nothing'}, "
         f"target {', '.join(s['targets']) or 'unknown'}, {s['sessions']} sessions",
-        f"{s['steps']} replies, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}{miss}; "
-        f"{s['parsed']} end in an action",
-        f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action, "
+        f"{s['steps']} replies, {gained(s, unit_of_run(run))}{miss}; {s['parsed']} end in an action",
+        f"{s['reply_seconds']:.3f} s a reply{sooner}, {s['seconds_per_action']:.2f} s an action, "
         f"{_bytes(s['bytes_up'])} up, {_bytes(s['bytes_down'])} down, {s['distance_m']:.2f} m walked",
     ]
     lines += [f"{e['at']:8.2f} s  refused: {e['code']}: {e['sentence']}" for e in s["refusals"]]
@@ -100,57 +123,49 @@ def summary_lines(run: Run) -> list[str]:
 
 def step_lines(run: Run) -> list[str]:
     """One line per reply."""
-    lines = [f"{'step':>4}  {'at':>7}  {'action':<22} tokens rounds   tau  seconds      up    down  reply"]
+    units = counted(2, unit_of_run(run)).removeprefix("2 ")
+    lines = [f"{'step':>4}  {'at':>7}  {'action':<22} tokens {units} drafts  seconds      up    down  reply"]
     for step in run.steps:
         s = step.stats
         lines.append(
             f"{step.number:4}  {_since(run, step.at):6.2f}s  {step.action or '-':<22} {s['tokens']:6} "
-            f"{s['rounds']:6} {s['tau']:5.2f}  {s['seconds']:7.3f} {_bytes(s['bytes_up']):>7} "
+            f"{s['rounds']:6} {percent(s['draft_share']):>6}  {s['seconds']:7.3f} {_bytes(s['bytes_up']):>7} "
             f"{_bytes(s['bytes_down']):>7}  {step.text.partition('Action:')[0].strip()}"
         )
     return lines
 
 
 def round_lines(run: Run) -> list[str]:
-    """One line per round; durations in ms."""
-    lines = [f"step {' '.join(f'{title:>{width}}' for title, width in zip(ROUND_TITLES, _WIDTHS, strict=True))}"]
-    for row in rounds_of(run):
-        cells = zip(round_cells(row), _WIDTHS, strict=True)
-        lines.append(f"{row['step']:4} {' '.join(f'{cell:>{width}}' for cell, width in cells)}")
-    return lines
+    """One line per pass or round; durations in ms."""
+    rows = rounds_of(run)
+    table = table_of(rows, unit_of_run(run))
+    steps = ["step", *(str(row["step"]) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = zip(steps, (zip(cells, widths, strict=True) for cells in table), strict=True)
+    return [f"{step:>4}  {'  '.join(f'{cell:>{width}}' for cell, width in cells)}" for step, cells in lines]
 
 
-ROUND_TITLES = (
-    "round",
-    "drafted",
-    "accepted",
-    "draft",
-    "wait",
-    "verify",
-    "sync",
-    "up",
-    "down",
-    "exits",
-    "from",
-    "ready",
-)
-_WIDTHS = (5, 7, 8, 8, 8, 8, 8, 9, 9, 6, 7, 5)
+_COUNTS = ("drafted", "accepted")
+_TIMES = ("draft", "wait", "verify", "sync")
+_EMPTY = ("", "-", "0", "0.00", "no")
 
 
-def round_cells(found: Mapping[str, Any]) -> list[str]:
-    """A round as text, in the order of ROUND_TITLES; durations in ms."""
-    times = [f"{1e3 * found.get(f'{name}_seconds', 0.0):.2f}" for name in ("draft", "wait", "verify", "sync")]
-    counts = {
-        name: str(found.get(name, 0)) for name in ("round", "drafted", "accepted", "bytes_up", "bytes_down", "exits")
-    }
-    return [
-        counts["round"], counts["drafted"], counts["accepted"], *times, counts["bytes_up"], counts["bytes_down"],
-        counts["exits"], found.get("source") or "-", "yes" if found.get("ready") else "no",
-    ]  # fmt: skip
+def table_of(rounds: Iterable[Mapping[str, Any]], unit: str) -> list[list[str]]:
+    """Titles and a row per pass or round as text, durations in ms; without the columns that are empty."""
+    table = [[unit, *_COUNTS, *_TIMES, "up", "down", "exits", "from", "ready"]]
+    for found in rounds:
+        times = [f"{1e3 * found.get(f'{name}_seconds', 0.0):.2f}" for name in _TIMES]
+        number, drafted, accepted, *rest = (
+            str(found.get(name, 0)) for name in ("round", *_COUNTS, "bytes_up", "bytes_down", "exits")
+        )
+        ready = "yes" if found.get("ready") else "no"
+        table.append([number, drafted, accepted, *times, *rest, found.get("source") or "-", ready])
+    used = [any(cell not in _EMPTY for cell in column) for column in zip(*table[1:], strict=True)]
+    return [[cell for cell, wanted in zip(row, used, strict=False) if wanted] for row in table]
 
 
 def rounds_of(run: Run) -> list[dict[str, Any]]:
-    """Every round of every reply as a flat row."""
+    """Every pass or round of every reply as a flat row."""
     rows = []
     for step in run.steps:
         of_step = (

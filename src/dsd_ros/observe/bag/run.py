@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened in a recorded run: replies with their rounds, actions and pictures; stops; the robot's way."""
+"""What happened in a recorded run: replies with their passes or rounds, actions, pictures; stops; the robot's way."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 from dsd_ros.observe.bag.storage import BagError, Record
 from dsd_ros.pictures import raw_rgb
 from dsd_ros.shown import seconds_name
+from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 _CAUSES = {cause.value: cause.name for cause in Cause}
 _CAMERA = "camera/image_raw"  # and image_transport's topic below it
@@ -101,7 +102,10 @@ class Run:
 
 
 def read_run(bag: Bag) -> Run:
-    """Read all messages of a bag but its pictures, in one pass."""
+    """Read all messages of a bag but its pictures, in one pass.
+
+    :raises BagError: when a release with another protocol recorded it.
+    """
     run = Run(bag, [], [], [], [], [], [], [])
     run.parameters = _object(bag.custom.get("parameters"))
     run.versions = _object(bag.custom.get("versions"))
@@ -122,6 +126,7 @@ def read_run(bag: Bag) -> Run:
                 bag.damage(str(error))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another type of that name
             damaged[record.topic] += 1
+    reading.check_release()
     for topic, count in damaged.items():
         bag.damage(f"{count} of {bag.counts.get(topic, count)} messages on {topic} are left out: they are damaged.")
     reading.finish()
@@ -180,6 +185,7 @@ class _Reading:
         self._end = ""
         self.handlers: dict[str, Any] = {
             "dsd/observation": lambda m, r: self._traffic.observation(m, r.at),
+            "dsd/verified_tokens": lambda m, r: self._traffic.verified(m),
             "dsd/draft": lambda m, r: self._traffic.draft(m),
             "dsd/outcome": lambda m, r: self._traffic.outcome(m),
             "dsd/refusal": lambda m, r: run.refusals.append((r.at, m.code, m.sentence)),
@@ -255,6 +261,16 @@ class _Reading:
             at = checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
             self._run.path.append((record.at, at.x, at.y, at.yaw))
 
+    def check_release(self) -> None:
+        """Raise BagError for a bag of a release with another protocol."""
+        other = {int(request.protocol_version) for request in self._run.requests} - {PROTOCOL_VERSION}
+        if other or not all(hasattr(message, "sooner") for message, _ in self._stats):
+            by, protocol = self._run.versions.get("dsd_ros", "of another version"), min(other, default="unknown")
+            raise BagError(
+                f"{self._run.bag.path} was recorded by dsd_ros {by} with protocol {protocol}; this release has "
+                f"protocol {PROTOCOL_VERSION} and can neither show nor replay it: use the release that recorded it."
+            )
+
     def finish(self) -> None:
         if self._stop is not None:
             self._run.stops.append(self._stop)
@@ -262,8 +278,8 @@ class _Reading:
         for number, (message, at) in enumerate(self._stats, 1):
             stamp = stamp_of(message.observation_stamp)
             stats = plain(message)
-            drafts = getattr(message, "speculative_decoding", None)  # older bags have none
-            stats["speculative_decoding"] = plain(drafts) if drafts is not None and drafts.num_spec_tokens else None
+            drafts = message.speculative_decoding
+            stats["speculative_decoding"] = plain(drafts) if drafts.num_spec_tokens else None
             texts, rounds = self._texts.get(stamp, []), self._rounds.get(stamp, [])
             text = texts.pop(0) if texts else ""
             mine: dict[int, dict[str, Any]] = {}

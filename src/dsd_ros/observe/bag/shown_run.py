@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -61,18 +61,14 @@ def _replies(run: Run) -> Iterator[_Event]:
     announced = {stamp_of(action.observation_stamp): action for action in run.actions}
     before = 0
     for step in run.steps:
-        reply = ShownReply(step.instruction, picture=step.stamp * 1e-9)
+        reply = shown_reply(step)
         began = step.at - round(step.stats["seconds"] * 1e9)
-        for number, found in enumerate(step.rounds, 1):
-            round_ = _round(found)
-            reply = reply.with_round(round_)
-            text = "".join(piece for r in reply.rounds for piece in r.gained)
-            shown = ShownReply(step.instruction, text, reply.rounds, picture=reply.picture)
-            at = began + round((round_.began + round_.draft + round_.wait) * 1e9)
-            if number < len(step.rounds):
-                yield min(at, step.at), "reply", reply_event(shown, step.number)
-        whole = ShownReply(step.instruction, step.text, reply.rounds, True, reply.picture)
-        yield step.at, "reply", reply_event(whole, step.number)
+        for number, last in enumerate(reply.rounds[:-1], 1):
+            rounds = reply.rounds[:number]
+            part = replace(reply, rounds=rounds, done=False, text="".join(p for r in rounds for p in r.gained))
+            at = began + round((last.began + last.draft + last.wait) * 1e9)
+            yield min(at, step.at), "reply", reply_event(part, step.number)
+        yield step.at, "reply", reply_event(reply, step.number)
         names = {field.name for field in fields(ReplyFigures)}
         figures.add_reply(ReplyFigures(**{name: value for name, value in step.stats.items() if name in names}))
         figures.add_step((step.at - before) * 1e-9 if before else 0.0)
@@ -80,6 +76,12 @@ def _replies(run: Run) -> Iterator[_Event]:
         yield step.at, "stats", stats_event(figures)
         if step.stamp in announced:
             yield step.at, "step", step_event(_shown_step(run, step, announced[step.stamp]))
+
+
+def shown_reply(step: RecordedStep) -> ShownReply:
+    """A recorded reply as views show it."""
+    rounds = tuple(map(_round, step.rounds))
+    return ShownReply(step.instruction, step.text, rounds, True, step.stamp * 1e-9, step.stats["mode"])
 
 
 def _shown_step(run: Run, step: RecordedStep, message: Any) -> ShownStep:
@@ -96,7 +98,7 @@ def _shown_step(run: Run, step: RecordedStep, message: Any) -> ShownStep:
 
 
 def _round(found: dict[str, Any]) -> Round:
-    """A Round of its recorded fields; a bag of an earlier version may lack some."""
+    """A Round of its recorded fields."""
     values = {field.name: found[field.name] for field in fields(Round) if field.name in found}
     times = {name: found.get(f"{name}_seconds", 0.0) for name in ("began", "draft", "wait", "verify", "model")}
     exits = tuple(zip(found.get("exit_layers", ()), found.get("exit_seconds", ()), strict=False))

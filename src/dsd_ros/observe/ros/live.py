@@ -143,7 +143,7 @@ class Live:
         reply = self.overlay.reply
         fresh = picture != reply.picture or (reply.done and not message.done)
         if fresh:
-            reply = ShownReply(message.instruction, picture=picture)
+            reply = ShownReply(message.instruction, picture=picture, mode=message.mode)
             self.begun += 1
         if not message.done or fresh:
             reply = reply.with_round(round_from(message.last_round))
@@ -154,13 +154,11 @@ class Live:
             self.news.append(("reply", (self.begun, reply)))
 
     def _on_stats(self, message: DecodeStats) -> None:
-        self.figures.add_reply(reply_figures(message))
+        newest = reply_figures(message)
+        self.figures.add_reply(newest)
         self.replies += 1
         self.news.append(("stats", stats_event(self.figures)))
-        self.overlay = replace(
-            self.overlay, mode=message.mode, tau=message.tau, seconds=seconds(message.total_time),
-            age=seconds(message.observation_age),
-        )  # fmt: skip
+        self.overlay = replace(self.overlay, newest=newest)
 
     def _on_action(self, message: NavAction) -> None:
         step = step_from(message, self.pose or (0.0, 0.0, 0.0))

@@ -12,7 +12,7 @@ from builtin_interfaces.msg import Time
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image
 
-from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply
+from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply, VerifiedTokens
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.bag.replay_system import ReplayReply, ReplayRequest
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
@@ -47,6 +47,7 @@ class ReplayClient:
         self._clock = node.create_publisher(Clock, "clock", qos.CLOCK)
         for kind, topic, take in (
             (Observation, "dsd/observation", lambda m: self._log.observation(m, time.time_ns())),
+            (VerifiedTokens, "dsd/verified_tokens", lambda m: self._log.verified(m)),
             (Draft, "dsd/draft", lambda m: self._log.draft(m)),
             (Outcome, "dsd/outcome", lambda m: self._log.outcome(m)),
             (SessionReply, "dsd/session_reply", self._opened),

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.observe.view.figures import Figures
-from dsd_ros.observe.view.overlay import token_run
+from dsd_ros.observe.view.overlay import fates_of, token_run
 from dsd_ros.observe.view.state import ShownMemory, ShownReply, ShownStep, motion_of
-from dsd_ros.observe.view.timeline import exits_of, spans_of
+from dsd_ros.observe.view.timeline import exits_of, lanes_of, spans_of
 from dsd_ros.observe.view.typeset import ACCEPTED, OWN
 from dsd_ros.paths import config_directory
 from dsd_ros.shown import LINES, shown
@@ -67,17 +68,19 @@ def reply_event(reply: ShownReply, number: int) -> dict[str, Any]:
     tokens = [(text, _KINDS.get(colour, "rejected"), ahead) for text, colour, _, ahead in token_run(reply)]
     return {
         "n": number, "instruction": reply.instruction, "text": reply.text, "done": reply.done, "tokens": tokens,
+        "unit": unit_of(reply.mode), "legend": fates_of(reply.mode), "lanes": lanes_of(reply.mode),
         "spans": [(s.lane, round(s.start, 4), round(s.end, 4), s.what, s.round, s.label) for s in spans_of(reply)],
         "exits": [(round(e.at, 4), e.layer, e.held) for e in exits_of(reply)],
     }  # fmt: skip
 
 
 def stats_event(figures: Figures) -> dict[str, Any]:
-    """The newest reply's cost, and the table of figures."""
+    """The newest reply's cost, 0 where a figure means nothing in its mode, and the table of figures."""
     new = figures.newest
     return {
         "mode": new.mode, "transport": new.transport, "replies": figures.replies, "rows": figures.rows(),
-        "seconds": round(new.seconds, 4), "tau": round(new.tau, 3), "speedup": round(new.speedup, 3),
+        "seconds": round(new.seconds, 4), "tau": 0 if streams(new.mode) else round(new.tau, 3),
+        "share": round(new.draft_share, 3), "sooner": round(new.sooner, 3),
         "tq": round(new.verify_round_seconds, 5), "tc": round(new.link_delay_seconds, 5),
         "up": new.bytes_up, "down": new.bytes_down,
     }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsd_ros.decoding.modes import PRESETS, streams, unit_of
+
 
 @dataclass(frozen=True)
 class ReplyFigures:
@@ -13,10 +15,11 @@ class ReplyFigures:
     mode: str = ""
     transport: str = ""
     tokens: int = 0
-    rounds: int = 0
+    rounds: int = 0  # or passes of the target
     tau: float = 0.0
     seconds: float = 0.0
-    verify_seconds: float = 0.0  # in the target, all rounds and the prefill
+    draft_share: float = 0.0  # of the tokens
+    sooner: float = 0.0  # mode stream, an estimate: times as fast as the target alone; 0: unknown
     verify_round_seconds: float = 0.0  # T_q
     link_delay_seconds: float = 0.0  # T_c, one way
     miss_rate: float = 0.0
@@ -24,26 +27,17 @@ class ReplyFigures:
     bytes_down: int = 0
     predrafts_used: int = 0
     predrafts_wasted: int = 0
-    mean_exit: float = 0.0
     observation_age: float = 0.0
 
     @property
-    def alone_seconds(self) -> float:
-        """Estimated time of the target alone in the cloud for as many tokens; 0 when unknown.
-
-        One prefill and one round trip, then a pass of T_q per token. T_q is measured on a whole draft, which takes
-        slightly longer than one token, so the estimate is slightly high on a compute-bound machine.
-        """
-        if not self.verify_round_seconds or self.rounds < 2:
-            return 0.0
-        passes = self.verify_round_seconds * (self.rounds - 1)
-        first = max(0.0, self.verify_seconds - passes)
-        return first + self.verify_round_seconds * (self.tokens - 1) + 2 * self.link_delay_seconds
+    def passes_per_token(self) -> float:
+        """Passes, or rounds, that a token took."""
+        return self.rounds / self.tokens if self.tokens else 0.0
 
     @property
-    def speedup(self) -> float:
-        """Relative to :attr:`alone_seconds`; 0 when unknown."""
-        return self.alone_seconds / self.seconds if self.seconds > 0.0 else 0.0
+    def alone_seconds(self) -> float:
+        """Estimated time of the target alone for the same tokens; 0 when unknown."""
+        return self.sooner * self.seconds
 
 
 class Figures:
@@ -51,8 +45,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.newest = ReplyFigures()
-        self.replies = self.tokens = self.rounds = self.bytes_up = self.bytes_down = self.steps = 0
-        self.seconds = self.alone = self.compared = self.misses = self.step_seconds = 0.0
+        self.replies = self.tokens = self.rounds = self.bytes_up = self.bytes_down = self.steps = self.predrafts = 0
+        self.seconds = self.drafted = self.alone = self.compared = self.misses = self.step_seconds = 0.0
 
     def add_reply(self, reply: ReplyFigures) -> None:
         """Add a completed reply."""
@@ -60,11 +54,13 @@ class Figures:
         self.replies += 1
         self.tokens += reply.tokens
         self.rounds += reply.rounds
+        self.drafted += reply.draft_share * reply.tokens
         self.seconds += reply.seconds
         self.bytes_up += reply.bytes_up
         self.bytes_down += reply.bytes_down
+        self.predrafts += reply.predrafts_used + reply.predrafts_wasted
         self.misses += reply.miss_rate
-        if reply.alone_seconds:
+        if reply.sooner:
             self.alone += reply.alone_seconds
             self.compared += reply.seconds
 
@@ -79,7 +75,8 @@ class Figures:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
-    def speedup(self) -> float:
+    def sooner(self) -> float:
+        """See ReplyFigures."""
         return self.alone / self.compared if self.compared else 0.0
 
     @property
@@ -87,21 +84,31 @@ class Figures:
         return self.step_seconds / self.steps if self.steps else 0.0
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(name, newest reply, whole run) as text."""
-        new, count = self.newest, max(1, self.replies)
-        return [
-            ("tokens per round (tau)", f"{new.tau:.2f}", f"{self.tau:.2f}"),
-            ("seconds per reply", f"{new.seconds:.2f}", f"{self.seconds / count:.2f}"),
-            ("seconds per action", "", f"{self.seconds_per_action:.2f}"),
-            ("miss rate", f"{100 * new.miss_rate:.0f} %", f"{100 * self.misses / count:.0f} %"),
-            ("pre-drafts used / wasted", f"{new.predrafts_used} / {new.predrafts_wasted}", ""),
-            ("bytes up", size(new.bytes_up), size(self.bytes_up)),
-            ("bytes down", size(new.bytes_down), size(self.bytes_down)),
-            ("T_q, one round in the target", milliseconds(new.verify_round_seconds), ""),
-            ("T_c, one way", milliseconds(new.link_delay_seconds), ""),
-            ("age of the picture", f"{new.observation_age:.2f} s", ""),
-            ("over the target alone (estimate)", times(new.speedup), times(self.speedup)),
-        ]
+        """(name, newest reply, whole run) as text: what there is in the newest reply's mode."""
+        new, count, passes = self.newest, max(1, self.replies), streams(self.newest.mode)
+        rows = []
+        if new.mode not in PRESETS or PRESETS[new.mode].drafts:
+            share = self.drafted / max(1, self.tokens)
+            rows.append(("tokens from drafts", percent(new.draft_share), percent(share)))
+            rows.append(
+                ("passes per token", f"{new.passes_per_token:.2f}", f"{self.rounds / max(1, self.tokens):.2f}")
+                if passes
+                else ("tokens per round (tau)", f"{new.tau:.2f}", f"{self.tau:.2f}")
+            )
+        rows.append(("seconds per reply", f"{new.seconds:.2f}", f"{self.seconds / count:.2f}"))
+        rows.append(("seconds per action", "", f"{self.seconds_per_action:.2f}"))
+        if self.predrafts:
+            rows.append(("miss rate", percent(new.miss_rate), percent(self.misses / count)))
+            rows.append(("pre-drafts used / wasted", f"{new.predrafts_used} / {new.predrafts_wasted}", ""))
+        rows.append(("bytes up", size(new.bytes_up), size(self.bytes_up)))
+        rows.append(("bytes down", size(new.bytes_down), size(self.bytes_down)))
+        rows.append((f"T_q, one {unit_of(new.mode)} in the target", milliseconds(new.verify_round_seconds), ""))
+        if not passes:
+            rows.append(("T_c, one way", milliseconds(new.link_delay_seconds), ""))
+        rows.append(("age of the picture", f"{new.observation_age:.2f} s", ""))
+        if self.sooner:
+            rows.append(("as fast as the target alone (estimate)", times(new.sooner), times(self.sooner)))
+        return rows
 
     def markdown(self) -> str:
         """A Markdown table of :meth:`rows`."""
@@ -116,6 +123,10 @@ def size(count: float) -> str:
     if count < 1000:
         return f"{count:.0f} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.2f} MB"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def milliseconds(seconds: float) -> str:

@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from dsd_ros.decoding.modes import PRESETS, streams
+from dsd_ros.observe.view.figures import ReplyFigures, percent
 from dsd_ros.observe.view.state import Overlay, ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
@@ -39,6 +41,12 @@ _ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than fit
 _SIZE, _SMALL = 14, 12
 _MARGIN = 6
 _MAX_INSTRUCTION = 200  # characters
+FATES: dict[str, tuple[str, Colour]] = {
+    "accepted": ("accepted", ACCEPTED),
+    "rejected": ("rejected", REJECTED),
+    "own": ("target's own", OWN),
+    "ahead": ("drafted ahead", FAINT),
+}
 
 
 class OverlayPainter:
@@ -122,13 +130,20 @@ def panel(overlay: Overlay, width: int = WIDTH) -> Image.Image:
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
     canvas = blank(PANEL_HEIGHT, width)
     draw_tokens(canvas, overlay.reply, _SIZE, legend_y - 2)
-    draw_legend(canvas, _MARGIN, legend_y)
-    figures = (
-        f"{overlay.mode or '-'}   tau {overlay.tau:.2f}   {overlay.seconds:.2f} s a reply   "
-        f"picture {overlay.age:.2f} s old"
-    )
-    write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, figures, _SMALL, INK, PAPER)
+    draw_legend(canvas, _MARGIN, legend_y, overlay.reply.mode)
+    text = shortened(_figures(overlay.newest), _SMALL, width - 2 * _MARGIN)
+    write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, text, _SMALL, INK, PAPER)
     return canvas
+
+
+def _figures(new: ReplyFigures) -> str:
+    """The newest reply's figures in a line."""
+    parts = [new.mode or "-", f"{new.seconds:.2f} s a reply"]
+    if not streams(new.mode):
+        parts.insert(1, f"tau {new.tau:.2f}")
+    elif new.sooner:
+        parts[1:] = [f"{percent(new.draft_share)} drafted", f"{parts[1]}, alone about {new.alone_seconds:.2f} s (est.)"]
+    return "   ".join([*parts, f"picture {new.observation_age:.2f} s old"])
 
 
 def draw_tokens(canvas: Image.Image, reply: ShownReply, size: int, height: int) -> None:
@@ -170,12 +185,22 @@ def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
     return [token for token in run if token[0]]
 
 
-def draw_legend(canvas: Image.Image, x: int, y: int) -> None:
+def fates_of(mode: str) -> list[str]:
+    """What can become of a token in a mode: FATES; of an unknown mode all of them."""
+    if mode not in PRESETS:
+        return list(FATES)
+    drafts, ahead = PRESETS[mode].drafts, PRESETS[mode].predrafts
+    return [fate for fate in FATES if fate == "own" or (drafts and (fate != "ahead" or ahead))]
+
+
+def draw_legend(canvas: Image.Image, x: int, y: int, mode: str) -> None:
     """Explain the tokens' colours."""
-    for text, colour in (("accepted", ACCEPTED), ("rejected", REJECTED), ("target's own", OWN)):
-        x = write(canvas, x, y, text, _SMALL, colour, PAPER) + 10
-    end = write(canvas, x, y, "drafted ahead", _SMALL, FAINT, PAPER)
-    canvas.paste(AHEAD, (x, y + line_height(_SMALL) - 2, end - 4, y + line_height(_SMALL)))
+    for fate in fates_of(mode):
+        text, colour = FATES[fate]
+        end = write(canvas, x, y, text, _SMALL, colour, PAPER)
+        if fate == "ahead":
+            canvas.paste(AHEAD, (x, y + line_height(_SMALL) - 2, end - 4, y + line_height(_SMALL)))
+        x = end + 10
 
 
 def _shown(piece: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that views show, as plain values: reply and rounds, link, safety, path."""
+"""The state that views show, as plain values: reply and its passes or rounds, link, safety, path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from dsd_ros.observe.view.figures import ReplyFigures
 
 PATH_SPACING_M = 0.03
 PATH_TURN_RAD = 0.2
@@ -19,7 +21,9 @@ Pose = tuple[float, float, float]  # x, y (m), yaw (rad)
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a reply. Times are on the robot's clock, ``verify`` on the verifier's, in seconds.
+    """One round of a reply, or one pass of the target (modes stream and ar).
+
+    Times are on the robot's clock, ``verify`` on the verifier's, in seconds.
 
     ``gained``: tokens added to the reply: ``accepted`` drafted ones, then the target's own.
     ``exits``: (layer, seconds after the draft was sent) of early exits, in order of arrival.
@@ -34,15 +38,15 @@ class Round:
     ready: bool = False
     began: float = 0.0  # since the reply began
     draft: float = 0.0  # drafting while nothing else ran
-    wait: float = 0.0  # from sending the draft to its outcome
+    wait: float = 0.0  # from sending the draft to its outcome; a pass: since the pass before
     verify: float = 0.0  # in the target model
-    model: float = 0.0  # time to make this draft, whenever it was made
+    model: float = 0.0  # time to make this draft, whenever it was made; a pass: drafting since the pass before
     exits: tuple[tuple[int, float], ...] = ()
     first_exit: int = 0
     predrafts: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    depth: int = 0  # tokens drafted one after the other, or a tree's levels
+    depth: int = 0  # passes of the draft model meanwhile: tokens, or a tree's levels
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,11 @@ class ShownReply:
     rounds: tuple[Round, ...] = ()
     done: bool = False
     picture: float = 0.0
+    mode: str = ""
 
     def with_round(self, news: Round) -> ShownReply:
-        """The reply after one more round."""
+        """The reply after one more round or pass."""
         return replace(self, rounds=(*self.rounds[-(ROUNDS_KEPT - 1) :], news))
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(round_.gained) for round_ in self.rounds)
-
-    @property
-    def tau(self) -> float:
-        """Tokens gained per round."""
-        return self.tokens / len(self.rounds) if self.rounds else 0.0
 
 
 @dataclass(frozen=True)
@@ -123,10 +119,7 @@ class Overlay:
     causes: tuple[str, ...] = ()  # why the robot must not move, most severe first
     stopped: bool = False
     memory: ShownMemory = ShownMemory()
-    mode: str = ""
-    tau: float = 0.0  # of the newest complete reply, like the following
-    seconds: float = 0.0
-    age: float = 0.0
+    newest: ReplyFigures = ReplyFigures()  # of the newest complete reply
 
 
 @dataclass

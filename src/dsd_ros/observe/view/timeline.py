@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw a reply's rounds as swim lanes: who was busy when, and what was drafted ahead.
+"""Draw a reply as swim lanes: who was busy when, and in rounds what was drafted ahead.
 
-All times are on the robot's clock. Uplink and downlink each get half of the wait that is not spent in the target,
-because clocks of two machines are never compared.
+All times are on the robot's clock, because clocks of two machines are never compared. In rounds, uplink and downlink
+each get half of the wait that is not spent in the target. A pass of the target ends when the robot got its tokens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from dsd_ros.decoding.modes import PRESETS, streams
 from dsd_ros.observe.view.overlay import WIDTH
-from dsd_ros.observe.view.state import ShownReply
+from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
     AHEAD,
@@ -71,8 +72,35 @@ class Exit:
     held: bool  # the first exit that agreed with the last layer
 
 
+def lanes_of(mode: str) -> tuple[str, ...]:
+    """The lanes of a mode's replies."""
+    if not streams(mode):
+        return LANES
+    return ("draft", "target") if PRESETS[mode].drafts else ("target",)
+
+
+def _pass_spans(reply: ShownReply) -> list[Span]:
+    """The target's passes, which do not overlap, and what the robot drafted meanwhile."""
+    spans: list[Span] = []
+    following = float("inf")
+    for number, now in reversed([*enumerate(reply.rounds, 1)]):
+        came = now.began + now.wait
+        end = min(came, following)
+        following = max(0.0, end - now.verify)
+        spans.append(Span("target", following, end, VERIFY, number, _gain(now)))
+        if now.depth:
+            spans.append(Span("draft", max(now.began, came - now.model), came, DRAFT, number, str(now.depth)))
+    return spans[::-1]
+
+
+def _gain(now: Round) -> str:
+    return f"{now.accepted}+{len(now.gained) - now.accepted}" if now.gained else ""
+
+
 def spans_of(reply: ShownReply) -> list[Span]:
-    """All spans of a reply, ordered by round."""
+    """All spans of a reply, ordered by round or pass."""
+    if streams(reply.mode):
+        return _pass_spans(reply)
     spans: list[Span] = []
     before = None
     for number, now in enumerate(reply.rounds, 1):
@@ -90,8 +118,7 @@ def spans_of(reply: ShownReply) -> list[Span]:
         arrived = sent + way
         left = sent + now.wait - way
         spans.append(Span("uplink", sent, arrived, UP, number))
-        label = f"{now.accepted}+{len(now.gained) - now.accepted}" if now.gained else ""
-        spans.append(Span("target", arrived, left, VERIFY, number, label))
+        spans.append(Span("target", arrived, left, VERIFY, number, _gain(now)))
         spans.append(Span("downlink", left, sent + now.wait, DOWN, number))
         before = now
     return spans
@@ -118,22 +145,23 @@ def _one_way(wait: float, verify: float) -> float:
 
 def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     """The swim lanes: uint8 (height, width, 3), RGB."""
-    canvas = blank(len(LANES) * _LANE + _AXIS, width)
-    for number, lane in enumerate(LANES):
+    lanes = lanes_of(reply.mode)
+    canvas = blank(len(lanes) * _LANE + _AXIS, width)
+    for number, lane in enumerate(lanes):
         paper = PAPER if number % 2 else BAR
         canvas.paste(paper, (0, number * _LANE, width, (number + 1) * _LANE))
         write(canvas, 4, number * _LANE + 3, lane, _SIZE, FAINT, paper)
     spans = spans_of(reply)
     whole = max((span.end for span in spans), default=0.0)
     if whole <= 0.0:
-        write(canvas, _LEFT, canvas.height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
+        write(canvas, _LEFT, canvas.height - _AXIS + 1, "nothing verified yet", _SIZE, FAINT, PAPER)
         return np.asarray(canvas)
 
     def place(seconds: float) -> int:
         return _LEFT + round(seconds * (width - _LEFT - 8) / whole)
 
     for span in spans:
-        top = LANES.index(span.lane) * _LANE + 3
+        top = lanes.index(span.lane) * _LANE + 3
         left, right = place(span.start), max(place(span.start) + 1, place(span.end))
         # Leave a gap between neighbours if it fits.
         canvas.paste(_COLOURS[span.what], (left, top, right - (right - left > 3), top + _LANE - 6))
@@ -141,7 +169,7 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
             drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what])
             if drawn.width + 4 < right - left:
                 canvas.paste(drawn, (left + 2, top))
-    top = LANES.index("target") * _LANE
+    top = lanes.index("target") * _LANE
     for early in exits_of(reply):
         left = place(early.at)
         canvas.paste(AHEAD if early.held else REJECTED, (left, top + 1, left + 2, top + _LANE - 1))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one reply is to be about, as stream, rounds and drafters have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsd_ros.decoding.constraint import Constraint
+from dsd_ros.edge.observation import History
+from dsd_ros.edge.results import Progress
+from dsd_ros.wire.client import Limits
+
+
+@dataclass(frozen=True)
+class ReplyRequest:
+    """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None.
+
+    ``constrain``: what holds a draft to the grammar of constrained replies, by the target's end tokens.
+    """
+
+    number: int
+    image: np.ndarray | None
+    instruction: str
+    on_progress: Progress | None
+    text: Callable[[list[int]], str]
+    limits: Limits
+    history: History = ()
+    constrain: Callable[[frozenset[int]], Constraint] | None = None

@@ -128,7 +128,8 @@ class ReplyStream:
                 f"the verifier sent tokens that cannot follow the reply's {known}; it does not follow the protocol",
                 RefusalCode.OUT_OF_STEP,
             )
-        self._heard, self._failures = time.monotonic(), 0
+        if new:
+            self._heard, self._failures = time.monotonic(), 0
         self._pictures.arrived(self._link.session)
         self.tokens += new
         self.ended = bool(ends) or message.ended or len(self.tokens) >= self._longest

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mode stream gives the target's own tokens: whatever the models, the sampling, the link, and who else is served."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+from by_reference import reply_alone
+from tiny_models import make_tiny_model
+from tiny_text import make_tiny_text
+from worded_table import constrained_alone
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
+from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.decoding.constraint import ReplyForm
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.vocabulary import Vocabulary
+from dsd_ros.navigation.actions import parse_reply, read_grammar
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.websocket import WebsocketChannel
+
+SAMPLINGS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 8}]
+ASKED = ((1, "find the silver bottle"), (2, "stop"))
+
+
+class Unhurried(LocalTarget):
+    """Takes as long for a pass as a larger model would, so that drafts come in time."""
+
+    def verify(self, work, on_early):
+        time.sleep(0.003)
+        yield from super().verify(work, on_early)
+
+
+def settings(**values) -> DecodeSettings:
+    return DecodeSettings(**{"mode": "stream", "max_tokens": 24} | values)
+
+
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "text"])
+def pair(request, tmp_path_factory, picture):
+    """(target, draft, what is asked): the draft agrees often, not always, and its ids are padded otherwise."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "text":
+        made = make_tiny_text(folder / "target", 5), make_tiny_text(folder / "draft", 5, noise=0.08)
+        asked = [(None, instruction) for _, instruction in ASKED]
+    else:
+        made = (
+            make_tiny_model(folder / "target", 5, family=request.param),
+            make_tiny_model(folder / "draft", 5, noise=0.08, vocab_rows=320, family=request.param),
+        )
+        asked = [(picture(number), instruction) for number, instruction in ASKED]
+    return *(load_model(ModelSettings(str(directory))) for directory in made), asked
+
+
+def replies(channel, draft, chosen: DecodeSettings, asked, **given):
+    with channel, EdgeSession(channel, draft, chosen, **given) as session:
+        return [session.decode(*one) for one in asked]
+
+
+def alone(target, chosen: DecodeSettings, asked) -> list[list[int]]:
+    ends = target.eos_token_ids
+    return [reply_alone(target, *one, chosen, number, ends) for number, one in enumerate(asked, 1)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
+def test_stream_ar_and_coupled_rounds_say_what_the_target_alone_says(pair, sampling):
+    target, draft, asked = pair
+    with VerifierEngine(Unhurried(target)) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
+        wanted = alone(target, settings(**sampling), asked)
+        ways = [(mode, LocalChannel(engine)) for mode in ("stream", "ar", "coupled")]
+        for mode, channel in [*ways, ("stream", WebsocketChannel(server.url))]:
+            found = replies(channel, draft, settings(mode=mode, **sampling), asked)
+            assert [reply.tokens for reply in found] == wanted, mode
+            for reply in found:
+                assert reply.verified and reply.finished == (reply.tokens[-1] in target.eos_token_ids)
+                assert sum(len(record.gained) for record in reply.records) == len(reply.tokens)
+    assert wanted[0] != wanted[1]
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 32])
+def test_eight_robots_at_once_hear_what_each_would_hear_alone(target, draft, picture, max_batch):
+    """Drafting or not, sampled or not, beside robots that decode in rounds."""
+    asked = [(picture(number), f"go {number}") for number in range(3)]
+    plans = [
+        settings(seed=number, temperature=0.3 * (number % 3), mode=("stream", "ar", "stream", "coupled")[number % 4])
+        for number in range(8)
+    ]
+    limits = EngineSettings(max_batch=max_batch)
+    with VerifierEngine(Unhurried(target), limits) as engine, ThreadPoolExecutor(8) as robots:
+        found = list(robots.map(lambda plan: replies(LocalChannel(engine), draft, plan, asked), plans))
+    for plan, said in zip(plans, found, strict=True):
+        assert [reply.tokens for reply in said] == alone(target, plan, asked)
+
+
+def test_drafts_that_come_in_time_are_accepted(target, picture):
+    """A draft model that is the target itself: every token that was drafted in time holds."""
+    with VerifierEngine(Unhurried(target)) as engine:
+        found = replies(LocalChannel(engine), target, settings(max_tokens=60), [(picture(1), "go")] * 3)
+    records = [record for reply in found for record in reply.records]
+    assert all(record.accepted == record.drafted and not record.rejected for record in records)
+    assert sum(record.accepted for record in records) > 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 17, 18])
+def test_the_longest_reply_is_cut_at_the_same_token(target, draft, picture, max_tokens):
+    chosen, asked = settings(max_tokens=max_tokens), [(picture(1), "find the can")]
+    with VerifierEngine(target) as engine:
+        for mode in ("stream", "ar"):
+            (reply,) = replies(LocalChannel(engine), draft, settings(mode=mode, max_tokens=max_tokens), asked)
+            assert [reply.tokens] == alone(target, chosen, asked)
+
+
+LENGTH = 44
+FORM = ReplyForm(*read_grammar("dsd").written, LENGTH)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
+def test_constrained_replies_are_the_constrained_targets(target, draft, picture, sampling):
+    asked = [(picture(number), instruction) for number, instruction in ASKED]
+    chosen = settings(max_tokens=LENGTH, **sampling)
+    with VerifierEngine(target) as engine:
+        found = replies(LocalChannel(engine), draft, chosen, asked, form=FORM)
+        free = replies(LocalChannel(engine), draft, chosen, asked)
+    assert [reply.tokens for reply in found] == [
+        constrained_alone(target, *one, chosen, FORM, number) for number, one in enumerate(asked, 1)
+    ]
+    assert found[0].tokens != free[0].tokens
+    for reply in found:
+        parse_reply(reply.text)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
+def test_a_draft_with_another_tokenizer_only_drafts(target, picture, tmp_path_factory, sampling):
+    foreign = load_model(ModelSettings(str(make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True))))
+    vocabulary = Vocabulary(target.tokenizer.to_str())
+    asked, chosen = [(picture(number), instruction) for number, instruction in ASKED], settings(**sampling)
+    with VerifierEngine(target) as engine:
+        found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
+    assert [reply.tokens for reply in found] == alone(target, chosen, asked)
+
+
+def test_history_and_progress(target, draft, picture):
+    """Earlier pictures count, and each verified token is reported once and in order."""
+    history = [(picture(3), "forward 50 cm"), (picture(4), "turn left 15 degrees")]
+    told: list[int] = []
+
+    def on_progress(text: str, count: int, record) -> None:
+        told.extend(record.gained)
+        assert count == len(told) and text == draft.decode_text(told)
+
+    with VerifierEngine(target) as engine, ExitStack() as stack:
+        found = []
+        for mode in ("stream", "ar"):
+            channel = stack.enter_context(LocalChannel(engine))
+            session = stack.enter_context(EdgeSession(channel, draft, settings(mode=mode)))
+            told.clear()
+            found.append(session.decode(picture(1), "go", on_progress, history=history).tokens)
+            assert told == found[-1]
+        plain = session.decode(picture(1), "go").tokens
+    sequence = target.prefill(picture(1), "go", history)
+    while len(sequence.tokens) < 24 and not target.eos_token_ids & set(sequence.tokens):
+        sequence.append([int(sequence.next_logits().argmax())])
+    assert found == [sequence.tokens] * 2 and found[0] != plain

@@ -245,7 +245,7 @@ def _warm_up(
 
 def _run(
     served: Served,
-    model: VisionLanguageModel,
+    model: PacedModel,
     settings: DecodeSettings,
     scenes: Sequence[Scene],
     count: int,
@@ -256,9 +256,10 @@ def _run(
 
     def drive(number: int) -> list[DecodedReply]:
         chosen = dataclasses.replace(settings, seed=settings.seed + number)
+        mine = paced(model, model.pace)  # robots share no processor
         try:
             channel = EmulatedChannel(served.dial(), profile.link, seed=number)
-            with closing(channel), EdgeSession(channel, model, chosen, PATIENT_LINK) as session:
+            with closing(channel), EdgeSession(channel, mine, chosen, PATIENT_LINK) as session:
                 session.open()
                 together.wait(60)
                 return [session.decode(scene.image, scene.instruction) for scene in scenes]
@@ -278,7 +279,7 @@ def _run(
     return [reply for scene in zip(*(future.result() for future in work), strict=True) for reply in scene], seconds
 
 
-def _run_beside(kind: str, served: Served, model: VisionLanguageModel, *run: Any) -> list[DecodedReply]:
+def _run_beside(kind: str, served: Served, model: PacedModel, *run: Any) -> list[DecodedReply]:
     """The same beside a greedy robot."""
     with GreedyRobot(served.dial(), model, kind):
         return _run(served, model, *run)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from dsd_lab.bench.plan import read_workload
 
 from dsd_lab.bench.fleet import draw, measure_fleet, render
 from dsd_lab.bench.pace import Pace
@@ -34,13 +33,7 @@ def test_robots_share_passes_and_get_their_own_replies(tiny_pair, tmp_path, valu
     assert together["mean_batch"] > 1 and together["tokens_per_second"] > 0
     assert report["exact"] is (None if values == {"temperature": 1.0} else True)
     assert together["share_of_n_alone"] == together["tokens_per_second"] / (4 * report["rows"][2]["tokens_per_second"])
-    # Nothing real is faster than held times allow.
-    assert turns["tokens_per_second"] < 1.3 * turns["simulated"]["tokens_per_second"]
-    assert together["simulated"]["mean_batch"] > 1
     assert "of n x one" in render(report)
-    (tmp_path / "fleet.json").write_text(json.dumps(report))
-    asked = read_workload(tmp_path / "fleet.json")
-    assert sum(reply.tokens for reply in asked.replies) == 8 and asked.pass_s[0] == (1, 0.62)
     draw(report, tmp_path / "fleet.png")
     assert (tmp_path / "fleet.png").stat().st_size > 10_000
 
@@ -62,33 +55,25 @@ def test_a_verifier_at_an_address_is_measured_by_its_own_metrics(tiny_pair, tmp_
     one, three = found["rows"]
     assert found["exact"] and found["models"]["target"]["fingerprint"] == engine.model.fingerprint
     assert one["mean_batch"] == 1 <= three["mean_batch"] <= 3
-    assert one["simulated"]["tokens_per_second"] > 0 and read_workload(report).pass_s[0][1] == one["pass_seconds"] > 0
+    assert one["pass_seconds"] > 0
     assert {one["max_batch"], three["largest_batch"]} == {None}
 
 
 def test_what_a_greedy_robot_costs_the_others(tiny_pair):
     settings = DecodeSettings(mode="dsd", max_tokens=8)
     paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
-    greedy = ["pictures", "rounds"]
+    greedy = ["pictures", "tokens"]
     report = measure_fleet(load_profile("loopback"), settings, [2], [8], 1, **paths, greedy=greedy)
     (row,) = report["rows"]
     assert report["exact"] and list(row["beside"]) == greedy
     assert all(found["round_seconds_median"] > 0 < found["reply_seconds_p95"] for found in row["beside"].values())
-    assert "pictures of 16 megapixels" in render(report) and "rounds without end" in render(report)
-
-
-def test_rounds_sent_ahead_are_measured_and_not_simulated(tiny_pair):
-    settings = DecodeSettings(mode="fsd", max_tokens=8, pipeline_depth=2)
-    paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
-    report = measure_fleet(load_profile("loopback"), settings, [1], [8], 2, **paths)
-    assert report["workload"] is None is report["rows"][0]["simulated"]
-    assert "-" in render(report)
+    assert "pictures of 16 megapixels" in render(report) and "replies without end" in render(report)
 
 
 def test_what_cannot_be_measured_is_named():
     with pytest.raises(BenchError, match="robots is 0"):
         measure_fleet(load_profile("loopback"), DecodeSettings(), [0], [1], 1, "draft", "target")
-    with pytest.raises(BenchError, match="no greedy robot is called 'words'; use pictures or rounds"):
+    with pytest.raises(BenchError, match="no greedy robot is called 'words'; use pictures or tokens"):
         measure_fleet(load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "target", greedy=["words"])
     with pytest.raises(BenchError, match="keeps its own times"):
         measure_fleet(

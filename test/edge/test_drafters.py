@@ -12,6 +12,7 @@ from by_reference import reply_alone
 from dsd_ros.edge.proposer import ReplyRequest
 from hypothesis import given, settings as profile, strategies as st
 from reciting_model import GERMAN, RecitingModel, byte_level
+from stepped import Unhurried
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -19,6 +20,10 @@ from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafters import LEAD, ModelDrafter, TextDrafter, Worth
+<<<<<<< HEAD
+=======
+from dsd_ros.edge.request import ReplyRequest
+>>>>>>> w-tests
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary
@@ -115,7 +120,7 @@ def test_the_reply_is_the_targets_whatever_the_draft_lacks(draft):
         draft.table = draft.table.new_zeros((32, 32, 32))
         draft.table[..., 20] = 50.0
     with (
-        VerifierEngine(target) as engine,
+        VerifierEngine(Unhurried(target)) as engine,
         LocalChannel(engine) as channel,
         EdgeSession(channel, draft, DecodeSettings(max_tokens=40)) as session,
     ):
@@ -198,7 +203,7 @@ def test_drafting_rests_when_nearly_nothing_comes_of_it_and_is_tried_again():
 def test_a_robot_whose_drafts_are_worth_nothing_sends_none_and_says_so():
     target, draft = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.3)
     worth = Worth()
-    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+    with VerifierEngine(Unhurried(target)) as engine, LocalChannel(engine) as channel:
         sent, send = [], channel.send
         channel.send = lambda message: (sent.append(message), send(message))
         with EdgeSession(channel, draft, DecodeSettings(max_tokens=40), worth=worth) as session:

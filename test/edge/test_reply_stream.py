@@ -16,6 +16,7 @@ from dsd_ros.cloud.drafts import StreamedDraft
 from dsd_ros.edge.client import LinkSettings, VerifierClient, VerifierRefused
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.reply_stream import ReplyStream
+from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits, LinkSilent
 from dsd_ros.wire.messages import (

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 from by_reference import reply_alone
+from stepped import Unhurried
 from tiny_models import make_tiny_model
 from tiny_text import make_tiny_text
 from worded_table import constrained_alone
@@ -16,7 +16,6 @@ from worded_table import constrained_alone
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
-from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -28,14 +27,6 @@ from dsd_ros.wire.websocket import WebsocketChannel
 
 SAMPLINGS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 8}]
 ASKED = ((1, "find the silver bottle"), (2, "stop"))
-
-
-class Unhurried(LocalTarget):
-    """Takes as long for a pass as a larger model would, so that drafts come in time."""
-
-    def verify(self, work, on_early):
-        time.sleep(0.003)
-        yield from super().verify(work, on_early)
 
 
 def settings(**values) -> DecodeSettings:

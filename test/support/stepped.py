@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target whose passes wait for the test."""
+"""Targets whose passes wait for the test, or take their time."""
 
 from __future__ import annotations
 
 import threading
+import time
 
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.cloud.verification import PendingRound
@@ -37,3 +38,11 @@ class Stepped(LocalTarget):
     def free(self) -> None:
         """Let all further passes run."""
         self.step(100_000)
+
+
+class Unhurried(LocalTarget):
+    """Takes as long for a pass as a larger model would, so that drafts come in time."""
+
+    def verify(self, work, on_early):
+        time.sleep(0.003)
+        yield from super().verify(work, on_early)

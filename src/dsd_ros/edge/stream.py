@@ -106,9 +106,10 @@ class _Prefill(threading.Thread):
     @property
     def drafter(self) -> Drafter | None:
         """The drafter once it can draft; raises what its ``begin`` raised."""
+        done = self._done  # before the error, which is set before it
         if self._error is not None:
             raise self._error
-        return self._drafter if self._done else None
+        return self._drafter if done else None
 
     def give_up(self) -> None:
         """Nothing more is to be drafted of this reply."""

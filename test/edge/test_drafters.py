@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 from by_reference import reply_alone
-from dsd_ros.edge.proposer import ReplyRequest
 from hypothesis import given, settings as profile, strategies as st
 from reciting_model import GERMAN, RecitingModel, byte_level
 from stepped import Unhurried
@@ -20,10 +19,7 @@ from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafters import LEAD, ModelDrafter, TextDrafter, Worth
-<<<<<<< HEAD
-=======
 from dsd_ros.edge.request import ReplyRequest
->>>>>>> w-tests
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary

@@ -9,7 +9,6 @@ from collections import deque
 
 import msgspec
 import pytest
-from dsd_ros.edge.proposer import ReplyRequest
 from hypothesis import given, settings as profile, strategies as st
 
 from dsd_ros.cloud.drafts import StreamedDraft

@@ -244,12 +244,7 @@ def _warm_up(
 
 
 def _run(
-    served: Served,
-    model: PacedModel,
-    settings: DecodeSettings,
-    scenes: Sequence[Scene],
-    count: int,
-    profile: Profile,
+    served: Served, model: PacedModel, settings: DecodeSettings, scenes: Sequence[Scene], count: int, profile: Profile
 ) -> tuple[list[DecodedReply], float]:
     """All robots' replies, scene by scene, and the seconds until the last one."""
     together = threading.Barrier(count + 1)

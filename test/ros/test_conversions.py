@@ -28,8 +28,8 @@ PASTS = st.builds(
 MESSAGES = st.one_of(
     st.builds(
         wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
-        st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.sampled_from([b"", TICKET]),
-        st.booleans(), LAYERS, TEXT, st.floats(0, 1), TEXT,
+        st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.integers(1, 256),
+        st.sampled_from([b"", TICKET]), st.booleans(), LAYERS, st.floats(0, 1), TEXT,
     ),
     st.builds(
         wire.SessionReply, U32, U32, TEXT, TEXT, TEXT, U32,
@@ -43,8 +43,9 @@ MESSAGES = st.one_of(
     st.builds(
         wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), st.binary(max_size=200),
         st.binary(max_size=64), st.sampled_from([b"", b"digested"]), st.lists(TOKEN, max_size=64),
-        U16,
     ),
+    st.builds(wire.DraftTokens, ID, U32, U32, U32, st.lists(TOKEN, max_size=64)),
+    st.builds(wire.VerifiedTokens, ID, U32, U32, st.lists(TOKEN, max_size=200), U16, U16, U32, st.booleans()),
     st.builds(
         wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32,
         st.binary(max_size=100),

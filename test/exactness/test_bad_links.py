@@ -18,8 +18,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
-from dsd_ros.wire.messages import Draft, Outcome, VerifiedTokens
-from dsd_ros.wire.outbox import Outbox
+from dsd_ros.wire.messages import Outcome, VerifiedTokens
 from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
@@ -103,35 +102,6 @@ def test_a_cut_connection_is_resumed_where_it_stood(mode, late, serving):
                 assert channel.cuts == (after > 0)
                 assert session._link.session == before
     assert replies[0] == replies[1] == replies[late]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
-    """The session is gone with the old engine; the reply goes on with the new one and comes out the same."""
-
-    class Restarting(LocalChannel):
-        sent = 0
-
-        def send(self, message):
-            self.sent += isinstance(message, Draft)
-            if self.sent == 3:
-                self.restart()
-            super().send(message)
-
-        def receive(self, timeout):
-            message = super().receive(timeout)
-            if isinstance(message, VerifiedTokens) and self._engine is first:
-                self.restart()
-            return message
-
-        def restart(self):
-            self.sent += 10
-            self._engine.close()
-            self._engine, self._outbox = second, Outbox()  # what the first one said besides is lost
-
-    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second, Restarting(first) as channel:
-        assert decode(channel, mode, 1.0, 1) == undisturbed[mode, 1.0][:1]
-        assert channel.sent >= 10
 
 
 def test_an_expired_session_is_replaced_by_a_new_one():

@@ -33,13 +33,13 @@ from dsd_ros.wire.pictures import encode_picture
 ROBOTS = 8
 PATIENT = LinkSettings(response_timeout_s=0.5, attempts=60)
 MODES: list[dict[str, object]] = [  # one a robot; what each says is fixed, whatever the others do
-    {"mode": "ar"},
+    {"mode": "stream"},
     {"mode": "dsd", "draft_length": 5},
     {"mode": "mc-dsd"},
     {"mode": "fsd", "pipeline_depth": 2},
     {"mode": "coupled", "temperature": 0.8},
     {"mode": "fsd", "proof": "coupled", "temperature": 1.0, "shape": "budget"},
-    {"mode": "ar", "proof": "coupled", "temperature": 1.2},
+    {"mode": "stream", "temperature": 1.2},
     {"mode": "tslt", "temperature": 0.9},
 ]
 
@@ -126,7 +126,7 @@ SAMPLED: list[dict[str, object]] = [
     {"proof": "truncated", "draft_length": 3, "top_p": 0.9, "top_rho_proof": 0.6},
     {"proof": "full", "shape": "expansion", "tree_expansion": "2,2"},
     {"proof": "split", "shape": "expansion", "tree_expansion": "2,2"},
-    {"mode": "ar"},
+    {"mode": "stream"},
 ]
 
 
@@ -274,7 +274,7 @@ class CountingResumptions(VerifierEngine):
     resumptions = 0
 
     def submit(self, message, reply, peer):
-        self.resumptions += isinstance(message, Observation) and message.rounds > 0
+        self.resumptions += isinstance(message, Observation) and bool(message.verified)
         return super().submit(message, reply, peer)
 
 

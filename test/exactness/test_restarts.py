@@ -11,36 +11,25 @@ from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from restarting_channel import EVENTS, RestartingChannel
 from table_model import TableModel
 
+from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.messages import Draft, DraftTokens, Observation
+from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.messages import Draft, DraftTokens, Message, Observation, Outcome, VerifiedTokens
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 PATIENT = LinkSettings(response_timeout_s=0.1, attempts=60)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
-TREE = {"shape": "expansion", "tree_expansion": "2,2"}
 AHEAD = {"pipeline_depth": 3, "predraft_workers": 2}
 DECODES = {
-    "ar, greedy": {"mode": "ar", "temperature": 0.0},
     "ar": {"mode": "ar"},
     "stream, greedy": {"mode": "stream", "temperature": 0.0},
     "stream": {"mode": "stream"},
-    "dsd, greedy": {"mode": "dsd", "temperature": 0.0},
     "dsd": {"mode": "dsd"},
-    "dssd": {"mode": "dssd"},
-    "tslt": {"mode": "tslt", "top_k_proof": 4},
-    "coupled": {"mode": "coupled"},
-    "mc-dsd, greedy": {"mode": "mc-dsd", "tree_expansion": "2,2", "temperature": 0.0},
-    "mc-dsd": {"mode": "mc-dsd", "tree_expansion": "2,2"},
-    "mc-tslt": {"mode": "mc-tslt", "tree_expansion": "2,2", "top_k_proof": 4},
-    "split trees": {"mode": "dssd"} | TREE,
-    "fsd, greedy": {"mode": "fsd", "temperature": 0.0} | AHEAD,
+    "split trees": {"mode": "dssd", "shape": "expansion", "tree_expansion": "2,2"},
     "fsd": {"mode": "fsd"} | AHEAD,
-    "fsd, split": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"},
     "fsd, coupled": {"mode": "fsd", "proof": "coupled"} | AHEAD,
-    "fsd, split trees": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"} | TREE,
-    "trees": {"mode": "fsd", "proof": "coupled", "shape": "budget", "draft_length": 8, "pipeline_depth": 2},
 }
 
 
@@ -128,29 +117,43 @@ def test_a_restart_at_every_single_message_leaves_the_reply_as_it_is(name, event
             break
 
 
-class Replaced(RestartingChannel):
-    """Comes back with another target, once, when the draft of round ``at`` is about to leave."""
+class Replaced(LocalChannel):
+    """Comes back with another target, once: when the observation leaves, or when the first tokens have come."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
-        super().__init__(TARGET, self._event_of)
+    def __init__(self, begun: bool) -> None:
+        self._due, self._begun = True, begun
+        super().__init__(VerifierEngine(TARGET))
 
-    def restart(self) -> None:
-        self._target = TableModel(9, 12, ends=False)
-        super().restart()
+    def send(self, message: Message) -> None:
+        if isinstance(message, Observation) and not self._begun:
+            self._replace()
+        super().send(message)
 
-    def _event_of(self, boundary: int, message: object) -> str:
-        due = isinstance(message, Draft) and message.round == self._at and not self.restarts
-        return "restart" if due else ""
+    def receive(self, timeout: float) -> Message:
+        message = super().receive(timeout)
+        if isinstance(message, (VerifiedTokens, Outcome)) and self._begun:
+            self._replace()
+        return message
+
+    def close(self) -> None:
+        super().close()
+        self._engine.close(20)
+
+    def _replace(self) -> None:
+        if self._due:
+            self._due = False
+            assert self._engine.close(20)
+            self._engine = VerifierEngine(TableModel(9, 12, ends=False))
+            self.reconnect()  # what was on its way is lost
 
 
-def test_a_reply_goes_on_with_its_own_target_alone():
-    chosen = DecodeSettings(mode="dsd", seed=3, max_tokens=14)
-    with Replaced(2) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
+@pytest.mark.parametrize("mode", ["stream", "dsd"])
+def test_a_reply_goes_on_with_its_own_target_alone(mode):
+    chosen = DecodeSettings(mode=mode, seed=3, max_tokens=60)
+    with Replaced(begun=True) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
         with pytest.raises(VerifierRefused, match=r"table-9, which cannot go on .* table-4"):
             session.decode(IMAGE, "go")
         of_another = session.decode(IMAGE, "go").tokens
     # As long as nothing is verified, the reply is simply the new target's.
-    with Replaced(1) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
+    with Replaced(begun=False) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
         assert session.decode(IMAGE, "go").tokens == of_another
-        assert channel.restarts == 1

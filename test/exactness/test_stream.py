@@ -74,10 +74,10 @@ def test_stream_ar_and_coupled_rounds_say_what_the_target_alone_says(pair, sampl
     assert wanted[0] != wanted[1]
 
 
-@pytest.mark.parametrize("max_batch", [1, 3, 32])
+@pytest.mark.parametrize("max_batch", [1, 3])
 def test_eight_robots_at_once_hear_what_each_would_hear_alone(target, draft, picture, max_batch):
     """Drafting or not, sampled or not, beside robots that decode in rounds."""
-    asked = [(picture(number), f"go {number}") for number in range(3)]
+    asked = [(picture(number), f"go {number}") for number in range(2)]
     plans = [
         settings(seed=number, temperature=0.3 * (number % 3), mode=("stream", "ar", "stream", "coupled")[number % 4])
         for number in range(8)

@@ -21,7 +21,7 @@ from table_model import TableModel
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from dsd_ros.cloud.connections import HANDSHAKES, address_group
+from dsd_ros.cloud.connections import HANDSHAKES, RobotConnection, address_group
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -36,6 +36,7 @@ from dsd_ros.wire.messages import (
     Refusal,
     SessionReply,
     SessionRequest,
+    VerifiedTokens,
 )
 from dsd_ros.wire.websocket import WebsocketChannel
 
@@ -296,3 +297,13 @@ def test_few_descriptors_are_no_reason_to_fill_the_log(tmp_path):
 def _ticks(pid: int) -> int:
     user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
     return int(user) + int(system)
+
+
+def test_a_stream_that_goes_on_over_a_new_link_is_a_reply_in_progress():
+    connection = RobotConnection.__new__(RobotConnection)
+    connection._replies = set()
+    assert connection.between_replies(60.0)
+    connection.carried(VerifiedTokens(1, 1, 5, [3]), {7})
+    assert not connection.between_replies(60.0)
+    connection.carried(VerifiedTokens(1, 1, 6, [7], ended=True), {7})
+    assert connection.between_replies(60.0)

@@ -346,7 +346,9 @@ class RobotConnection(ServerConnection):
                 self._replies.add(name_of(message))
             case Outcome() if message.is_final and not message.distribution and message.next_token in ends:
                 self._replies.discard(name_of(message))
-            case VerifiedTokens() if message.ended:
+            case VerifiedTokens() if not message.ended:  # of a reply that began over another link, too
+                self._replies.add(name_of(message))
+            case VerifiedTokens():
                 self._replies.discard(name_of(message))
             case SessionClose() | QuestionEnd():
                 self._replies.discard(name_of(message))

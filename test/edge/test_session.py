@@ -110,7 +110,7 @@ def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
 
 def test_the_targets_end_counts_not_the_drafts(target, draft, channel):
     draft.eos_token_ids = frozenset(range(11))
-    with EdgeSession(channel, draft, DecodeSettings(max_tokens=20)) as session:
+    with EdgeSession(channel, draft, DecodeSettings(mode="dsd", max_tokens=20)) as session:
         reply = session.decode(IMAGE, "go")
     assert reply.tokens == greedy(target, 20) and max(reply.accepted) > 1
 

@@ -11,7 +11,7 @@ import pytest
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile, SlowStart
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.messages import Outcome, Refusal, SessionClose, SessionRequest
+from dsd_ros.wire.messages import Outcome, Refusal, SessionClose
 from dsd_ros.wire.websocket import WebsocketChannel
 
 SESSION = 1
@@ -186,20 +186,14 @@ def test_a_final_outcome_passes_early_ones_that_wait_for_a_slow_link():
         assert channel.bytes_down == len(encode(outcome(1, 0.5))) + len(encode(final))
 
 
-@pytest.mark.parametrize(("policy", "order"), [("priority", [1, 3, 2, 4]), ("fifo", [1, 2, 3, 4])])
-def test_early_outcomes_wait_in_the_order_that_the_session_asked_for(policy, order):
+def test_early_outcomes_wait_in_the_order_of_their_confidence():
     pipe = Pipe()
-    request = SessionRequest(
-        request=1, protocol_version=2, mode="fsd", tokenizer_fingerprint="", vocab_size=0,
-        temperature=0.0, top_k=0, top_p=1.0, seed=0, exits=True, exit_policy=policy,
-    )  # fmt: skip
     with EmulatedChannel(pipe, LinkProfile(rate_down_bps=4000)) as channel:
-        channel.send(request)
         pipe.inbox.put(outcome(1, 0.5))
         until(lambda: channel._under_way_down)
         for layer, confidence in ((2, 0.3), (3, 0.8), (4, 0.2)):
             pipe.inbox.put(outcome(layer, confidence))
-        assert [channel.receive(10).layer for _ in order] == order
+        assert [channel.receive(10).layer for _ in range(4)] == [1, 3, 2, 4]
 
 
 def test_bytes_are_those_of_the_encoded_messages():

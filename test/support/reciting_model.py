@@ -83,6 +83,7 @@ class RecitingModel:
         self.num_layers = 1
         self.device = torch.device("cpu")
         self.processors = None
+        self.batches = True
         self.name = self.fingerprint = "reciter"
         self.exits = None
         self.passes = 0

@@ -72,6 +72,7 @@ class TableModel:
         self.num_layers = 1
         self.device = torch.device("cpu")
         self.processors: int | None = None
+        self.batches = True
         self.name = f"table-{seed}"
         self.fingerprint = f"table-{seed}-{noise}"
         self.tokenizer_fingerprint = f"letters-{vocab_size}"

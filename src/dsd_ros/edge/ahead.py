@@ -132,7 +132,8 @@ class Ahead(DraftModel):
         self._work = threading.Condition(self._lock)
         self._stepped = threading.Condition(self._lock)
         self._levels: list[_Level] = []
-        few = settings.predraft_workers >= (model.processors or processors())  # for all workers and the session itself
+        # Too few processors for all workers and the session itself.
+        few = model.batches and settings.predraft_workers >= (model.processors or processors())
         self._workers = 1 if few else settings.predraft_workers
         self._slots = settings.predraft_workers if few else 1  # drafts that one pass advances
         self._open = False  # whether workers may begin passes: a round is being verified

@@ -227,7 +227,7 @@ def _model(
         backbone.hf.to(settings.device)
     elif settings.device == "cpu":
         quantize_on_cpu(backbone, settings.quantization)
-    return VisionLanguageModel(
+    model = VisionLanguageModel(
         backbone,
         tokenizer,
         template,
@@ -236,6 +236,8 @@ def _model(
         fingerprint=fingerprints[0],
         tokenizer_fingerprint=fingerprints[1],
     )
+    model.batches = settings.quantization != "int8" or settings.device != "cpu"
+    return model
 
 
 def resolve_directory(path: str) -> Path:

@@ -75,6 +75,7 @@ class VisionLanguageModel:
         self._device: torch.device = self._language.embed_tokens.weight.device
         # That its passes can run on side by side: a GPU runs them in turn. None: the processors of this process.
         self.processors: int | None = None if self._device.type == "cpu" else 1
+        self.batches = True  # False: what a pass says of a sequence depends on those beside it (`quantize_on_cpu`)
         self._dtype = self._language.embed_tokens.weight.dtype
         self._table = self._rotations(min(self.max_length, 1024))
 

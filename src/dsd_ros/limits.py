@@ -7,7 +7,6 @@ MAX_PIXELS = 1 << 24  # of a picture
 MAX_HISTORY = 8  # earlier pictures of an observation
 LOSSLESS = ("png", "rgb8")  # encodings of pictures on the wire that keep every pixel
 ENCODINGS = (*LOSSLESS, "jpeg", "webp")
-MAX_OTHERS = 8  # other verifiers that one names
 _PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 
 

@@ -339,7 +339,6 @@ class Teller:
     """In the engine's place: says what the test tells it to."""
 
     answer = None
-    away = ""
     target = LocalTarget(TableModel(1))
     model = target.model
 

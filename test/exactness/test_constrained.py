@@ -20,11 +20,10 @@ from worded_table import FORM, WordedTable, constrained_alone, law_of_replies
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import BackendSettings, EngineSettings
 from dsd_ros.cloud.vllm.engine import VllmEngine
-from dsd_ros.cloud.vllm.http import HttpEngine
 from dsd_ros.cloud.vllm.target import EngineTarget
 from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
@@ -214,15 +213,6 @@ def test_refusals_name_the_remedy(engine, draft):
     sentence = "cannot constrain the replies of table-1; set constrain to none"
     with VerifierEngine(TableModel(1)) as mute, pytest.raises(VerifierRefused, match=sentence):
         EdgeSession(LocalChannel(mute), None, settings(mode="ar"), form=DSD).open()
-
-
-def test_a_vllm_over_http_refuses(target_directory):
-    request = SimpleNamespace(grammar=DSD.text, proof="", mode="ar")
-    target = SimpleNamespace(_client=HttpEngine(load_front(ModelSettings(str(target_directory))), BackendSettings()))
-    with pytest.raises(ValueError, match="does not hold replies to a grammar: set constrain to none"):
-        EngineTarget.check(target, request, SamplingSettings())
-    request.grammar = ""
-    EngineTarget.check(target, request, SamplingSettings())
 
 
 def test_without_a_constraint_the_request_is_as_it_was(engine, draft):

@@ -277,7 +277,7 @@ def test_backend_settings_that_cannot_be_used(serve, given, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"backend": "tgi"}, "backend is 'tgi'; use local, vllm or vllm-http"),
+        ({"backend": "tgi"}, "backend is 'tgi'; use local or vllm"),
         ({"backend": "local", "tensor_parallel": 2}, "tensor_parallel is for backend vllm, and the backend is local"),
     ],
 )

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real vLLM as the target, in .venv-vllm: 306 replies of eight robots at once, 78 over HTTP, a killed engine.
+"""A real vLLM as the target, in .venv-vllm: 306 replies of eight robots at once, a killed engine.
 
 `make test-engine` runs these. DSD_VLLM_VENV names another environment than .venv-vllm.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,6 @@ import pytest
 
 from dsd_lab.bench.scenes import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.vllm.http import FLAGS, PLUGIN
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
@@ -39,10 +34,6 @@ PATIENT = LinkSettings(response_timeout_s=60.0, attempts=5)
 RESTARTS = LinkSettings(response_timeout_s=60.0, attempts=60)  # vLLM takes half a minute to start
 ROBOTS, REPLIES = 8, 17  # for each of 18 settings: 306 in all
 SETTINGS = [DecodeSettings(mode=mode, temperature=t, seed=7) for mode in PRESETS for t in (0.0, 0.9)]
-OVER_HTTP = [DecodeSettings(mode=mode, seed=7) for mode in PRESETS]
-OVER_HTTP += [
-    DecodeSettings(mode=mode, proof="coupled", temperature=0.9, seed=7) for mode in ("ar", "dsd", "fsd", "mc-dsd")
-]
 ENVIRONMENT = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not DSD.exists(), reason="no .venv-vllm: make vllm-venv")]
@@ -125,53 +116,6 @@ def check_replies(url: str, pair: Any, plans: list[DecodeSettings], replies: int
 
 def test_every_reply_of_eight_robots_at_once_is_the_own_targets(served, pair):
     check_replies(served.url, pair, SETTINGS, REPLIES)
-
-
-def test_every_reply_through_a_server_that_somebody_else_runs_is_the_own_targets(pair):
-    target = ROOT / "models" / "target"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    # The command `vllm` of vllm-cpu does not find its own version.
-    serve = [DSD.parent / "python", "-m", "vllm.entrypoints.openai.api_server", "--model", target, "--port", str(port)]
-    serve += ["--host", "127.0.0.1", "--enforce-eager", "--block-size", "32", *f"{FLAGS} {PLUGIN}".split()]
-    verify = [Path(sys.executable).with_name("dsd"), "verifier", "--backend", "vllm-http", "--engine-url", url]
-    server = subprocess.Popen(serve, env=ENVIRONMENT)
-    try:
-        wait_until_healthy(url, server)
-        verifier = subprocess.Popen(
-            [*verify, "--port", "0", "--model", target], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
-        try:
-            line = verifier.stdout.readline()
-            assert "listening on ws" in line, line
-            check_replies(line.split()[-1], pair, OVER_HTTP, 6)
-        finally:
-            end(verifier)
-            verifier.stdout.close()
-    finally:
-        end(server)
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 600
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            if answer.status == 200:
-                return
-        assert server.poll() is None, "vLLM's server has ended"
-        time.sleep(1.0)
-    pytest.fail("vLLM's server is not ready after 600 s")
 
 
 def test_a_reply_goes_on_after_its_engine_was_killed(pair):

@@ -89,25 +89,6 @@ def test_the_bridge_redials_a_verifier_that_was_away(rig, channel, tiny_pair):
     assert bridge.process.poll() is None
 
 
-def test_the_bridge_dials_the_verifier_that_its_own_named(rig, channel, tiny_pair):
-    """Its own is killed in the middle of a reply."""
-    draft = load_model(ModelSettings(str(tiny_pair[1])))
-    _, spare = serve(rig, tiny_pair[0])
-    server, url = serve(rig, tiny_pair[0], other_verifiers=spare)
-    bridge = rig.start("bridge_node", url=url, longest_wait_s=0.5)
-    session = EdgeSession(channel, draft, DecodeSettings(max_tokens=20), PATIENT)
-    first = session.decode(picture(1), INSTRUCTION)
-
-    def kill(*_: object) -> None:
-        if server.process.poll() is None:
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait()
-
-    again = session.decode(picture(1), INSTRUCTION, on_progress=kill, deadline=time.monotonic() + 60.0)
-    assert again.tokens == first.tokens and server.process.poll() is not None
-    assert bridge.process.poll() is None
-
-
 def test_a_bridge_waits_for_a_gateway_that_sends_it_away(rig, channel, tiny_pair):
     """It dials as often as the gateway allows, says why once, and is linked when the verifier is there."""
     draft = load_model(ModelSettings(str(tiny_pair[1])))

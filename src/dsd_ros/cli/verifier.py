@@ -69,17 +69,10 @@ def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[Target |
     if backend.backend == "local":
         yield load_model(model)
         return
-    from dsd_ros.cloud.vllm.target import EngineClient, EngineTarget
+    from dsd_ros.cloud.vllm.engine import VllmEngine
+    from dsd_ros.cloud.vllm.target import EngineTarget
 
     front = load_front(model)
-    client: EngineClient
-    if backend.backend == "vllm-http":
-        from dsd_ros.cloud.vllm.http import HttpEngine
-
-        client = HttpEngine(front, backend)
-    else:
-        from dsd_ros.cloud.vllm.engine import VllmEngine
-
-        client = VllmEngine(front, backend, model.dtype)
-    with closing(EngineTarget(front, client, backend.engine_timeout_s)) as target:
+    engine = VllmEngine(front, backend, model.dtype)
+    with closing(EngineTarget(front, engine, backend.engine_timeout_s)) as target:
         yield target

@@ -12,7 +12,6 @@ import errno
 import ipaddress
 import logging
 import os
-import random
 import resource
 import socket
 import time
@@ -319,7 +318,6 @@ class RobotConnection(ServerConnection):
         super().__init__(*args, **kwargs)
         self._unread = bytearray()
         self._controls, self._began = 0, time.monotonic()
-        self._lifetime = random.uniform(0.9, 1.1)  # of max_link_age_s, so that robots do not all move at once
         self._replies: set[Hashable] = set()  # sessions and questions in the middle of a reply
         self._active = self._began  # when the last message came or went
 
@@ -360,10 +358,6 @@ class RobotConnection(ServerConnection):
         a robot that waits for an answer sends again before that.
         """
         return not self._replies or time.monotonic() - self._active > quiet_s
-
-    def outlived(self, age_s: float) -> bool:
-        """Whether it is older than about ``age_s``; 0: never."""
-        return age_s > 0 and time.monotonic() - self._began > age_s * self._lifetime
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)

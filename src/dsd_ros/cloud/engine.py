@@ -151,11 +151,6 @@ class VerifierEngine:
         """Whether a robot of this account (``RobotLink.account``) can open or resume a session now."""
         return self._sessions.has_room(account)
 
-    @property
-    def away(self) -> str:
-        """Why nothing can be verified for now, in one sentence; empty: it can."""
-        return str(getattr(self.target, "away", ""))
-
     def held_sessions(self) -> tuple[int, int]:
         """How many sessions are held whose robot's link is up, and whose is down."""
         return self._sessions.by_link()

@@ -41,7 +41,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full", "draining", "engine", "address", "robot", "files", "memory", "flood")
+REFUSED_CONNECTIONS = ("token", "full", "draining", "address", "robot", "files", "memory", "flood")
 SESSION_LIMITS = ("total", "address", "robot", "connection")
 DROPPED = ("missing", "forged", "replayed")  # a message's tag
 

@@ -29,7 +29,7 @@ from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
 from dsd_ros.cloud.sessions import Answer, full
-from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, addresses, is_loopback
+from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, is_loopback
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.wire.codec import WireError, decode, encode
@@ -72,8 +72,6 @@ class Served(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def alive(self) -> bool: ...
-    @property
-    def away(self) -> str: ...
     def has_room(self, account: str) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
@@ -103,7 +101,6 @@ class VerifierServer(ServerThread):
             self._guard = Authenticator(engine, self._tokens, settings.max_sessions)
             self._submit = self._guard.submit
         self._certificate = Certificate(settings.certificate, settings.key) if settings.certificate else None
-        self._others = [("Link", f'<{url}>; rel="alternate"') for url in addresses(settings.other_verifiers)]
         self._served: set[RobotConnection] = set()  # connections of robots
         self._ends = engine.model.eos_token_ids
         self._full = full(settings)
@@ -141,7 +138,6 @@ class VerifierServer(ServerThread):
             logger=library_log,
             **tls,
             process_request=self._admit,
-            process_response=self._name_others,
             create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
             compression=None,
             max_size=FIRST_FRAME_BYTES,
@@ -183,17 +179,15 @@ class VerifierServer(ServerThread):
             pass
 
     async def _keep(self) -> None:
-        """Look after what changes by itself: files, and connections that should move to another verifier."""
+        """Look after what changes by itself: files, and robots that a draining verifier sends elsewhere."""
         next_reload = time.monotonic() + RELOAD_POLL_S
         while True:
             await asyncio.sleep(_LOOK_S)
             if time.monotonic() >= next_reload:
                 self._reload()
                 next_reload = time.monotonic() + RELOAD_POLL_S
-            for connection in list(self._served):
-                if away := self._engine.away:
-                    self._end(connection, CloseCode.TRY_AGAIN_LATER, away)
-                elif self._should_move(connection) and connection.between_replies(QUIET_S):
+            for connection in list(self._served) if self._draining else ():
+                if connection.between_replies(QUIET_S):
                     self._move(connection)
 
     def _reload(self) -> None:
@@ -206,15 +200,9 @@ class VerifierServer(ServerThread):
             if connection.holder is not None and connection.holder not in self._tokens:
                 self._end(connection, CloseCode.POLICY_VIOLATION, "its token is no longer taken")
 
-    def _should_move(self, connection: RobotConnection) -> bool:
-        return self._draining or connection.outlived(self._settings.max_link_age_s)
-
     def _move(self, connection: RobotConnection) -> None:
         self._engine.metrics.moved()
-        if self._draining:
-            self._end(connection, CloseCode.SERVICE_RESTART, _SHUTTING_DOWN)
-        else:
-            self._end(connection, CloseCode.GOING_AWAY, "it is max_link_age_s old; dial again")
+        self._end(connection, CloseCode.SERVICE_RESTART, _SHUTTING_DOWN)
 
     def _end(self, connection: RobotConnection, code: int, reason: str) -> None:
         """Close a robot's connection, whose link is down from now on."""
@@ -247,15 +235,13 @@ class VerifierServer(ServerThread):
         """Why this verifier takes no new robot now, in one sentence; empty: it does."""
         if self._draining:
             return _SHUTTING_DOWN
-        return self._engine.away or ("" if self._engine.has_room("") else self._full)
+        return "" if self._engine.has_room("") else self._full
 
     def _refuse(self, connection: RobotConnection) -> Response | None:
-        """The answer to a robot that may not connect, which names other verifiers; None: it may."""
+        """The answer to a robot that may not connect; None: it may."""
         refusal = _SHUTTING_DOWN if self._draining else ""
         if refusal:
             self._engine.metrics.refused("draining", connection.robot)
-        elif refusal := self._engine.away:
-            self._engine.metrics.refused("engine", connection.robot)
         elif not self._engine.has_room(connection.account):
             refusal = self._full
             self._engine.metrics.refused("full", connection.robot)
@@ -263,14 +249,7 @@ class VerifierServer(ServerThread):
             refusal = self.door.refusal(connection)
         if not refusal:
             return None
-        response = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
-        self._name_others(connection, None, response)
-        return response
-
-    def _name_others(self, _: ServerConnection, __: Request | None, response: Response) -> None:
-        """Tell a robot which other verifiers it may dial (RFC 8288)."""
-        for name, value in self._others:
-            response.headers[name] = value
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
 
     async def _handle(self, connection: RobotConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
@@ -346,7 +325,7 @@ class VerifierServer(ServerThread):
                 answer(refusal)
                 continue
             begins = isinstance(message, Observation) and connection.between_replies(QUIET_S)
-            if begins and self._should_move(connection):
+            if self._draining and begins:
                 self._move(connection)
                 return
             connection.carried(message, self._ends)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import re
 from dataclasses import dataclass
 
-from dsd_ros.addresses import check_host, check_verifier_address
-from dsd_ros.limits import MAX_OTHERS
+from dsd_ros.addresses import check_host
 from dsd_ros.options import check_options, option
 
 
@@ -64,20 +62,7 @@ class EngineSettings:
         check_options(self, VerifierSettingsError)
 
 
-BACKENDS = ("local", "vllm", "vllm-http")
-
-
-def engine_address(text: str) -> str:
-    """``text`` if it is an address such as http://HOST:PORT or https://HOST/PATH; else ValueError, one sentence."""
-    if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", text):
-        raise ValueError(f"{text!r} is not the address of a vLLM server; use http://host:port or https://host:port")
-    return text
-
-
-_ONLY_FOR = {
-    "vllm": ("engine_args", "tensor_parallel", "data_parallel"),
-    "vllm-http": ("engine_url", "engine_model", "engine_key_file"),
-}
+BACKENDS = ("local", "vllm")
 
 
 @dataclass(frozen=True)
@@ -86,19 +71,16 @@ class BackendSettings:
 
     backend: str = option(
         BACKENDS[0],
-        "what runs the target: local, this process; vllm, vLLM's engine in this environment; vllm-http, a vLLM that "
-        "somebody else runs (temperature 0, and proof coupled with a plug-in)",
+        "what runs the target: local, this process; vllm, vLLM's engine in this environment",
         choices=BACKENDS,
     )
     engine_timeout_s: float = option(
-        60.0, "a vLLM that gives no answer for this long is lost, s: with backend vllm the verifier exits", 0.1, 3600.0,
+        60.0,
+        "a vLLM that gives no answer for this long is lost, and the verifier exits, s (backend vllm)",
+        0.1,
+        3600.0,
         allowed="0.1 to 3600 seconds",
-    )  # fmt: skip
-    engine_url: str = option(
-        "", "address of a vLLM server, http:// or https:// (backend vllm-http)", check=engine_address
     )
-    engine_model: str = option("", "name of the model at engine_url; empty: the first one (backend vllm-http)")
-    engine_key_file: str = option("", "file with the API key of engine_url; empty: none (backend vllm-http)")
     tensor_parallel: int = option(1, "GPUs that share a copy of the model (backend vllm)", 1, 1024)
     data_parallel: int = option(1, "copies of the model (backend vllm)", 1, 1024)
     engine_args: str = option(
@@ -107,12 +89,9 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         check_options(self, VerifierSettingsError)
-        for backend, names in _ONLY_FOR.items():
-            for name in names:
-                if self.backend != backend and getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                    raise VerifierSettingsError(f"{name} is for backend {backend}, and the backend is {self.backend}")
-        if self.backend == "vllm-http" and not self.engine_url:
-            raise VerifierSettingsError("backend vllm-http needs engine_url, the address of a vLLM server")
+        for name in ("engine_args", "tensor_parallel", "data_parallel"):
+            if self.backend != "vllm" and getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise VerifierSettingsError(f"{name} is for backend vllm, and the backend is {self.backend}")
         try:
             given = json.loads(self.engine_args or "{}")
         except ValueError as error:
@@ -161,14 +140,6 @@ class TokensSettings:
     )
 
 
-def addresses(text: str) -> list[str]:
-    """The verifiers' addresses in a list with commas; ValueError, one sentence, for what is no address."""
-    found = [check_verifier_address(part.strip()) for part in text.split(",") if part.strip()]
-    if len(found) > MAX_OTHERS:
-        raise ValueError(f"{len(found)} addresses are too many; name at most {MAX_OTHERS}, or a balancer")
-    return found
-
-
 @dataclass(frozen=True)
 class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
     """An engine served over a websocket."""
@@ -196,20 +167,6 @@ class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
     allow_unauthenticated: bool = option(False, "do without tokens where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
     key: str = option("", "TLS private key, PEM")
-    other_verifiers: str = option(
-        "",
-        "addresses of other verifiers, ws:// or wss://, separated by commas: robots dial the next of them when this "
-        "one is full, drains or cannot be reached",
-        check=addresses,
-    )
-    max_link_age_s: float = option(
-        0.0,
-        "a robot's connection is closed between two replies when it is this old, s, so that a balancer can choose "
-        "another verifier for it; 0: never",
-        0.0,
-        604_800.0,
-        allowed="0 (never) to 604800 seconds",
-    )
     drain_s: float = option(
         5.0,
         "after SIGTERM, how long robots may finish their replies before they are sent elsewhere, s; 0: stop at once",

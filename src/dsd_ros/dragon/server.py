@@ -357,11 +357,6 @@ class WithDocuments:
         """Whether the engine's worker runs."""
         return bool(self.engine.alive)
 
-    @property
-    def away(self) -> str:
-        """See ``VerifierEngine.away``."""
-        return str(self.engine.away)
-
     def submit(self, message: Message, reply: Send, peer: Hashable) -> bool:
         """Hand the message to whichever it is for; False when that one is closed."""
         served = self.service if isinstance(message, QUESTION_MESSAGES) else self.engine

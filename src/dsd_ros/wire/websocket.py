@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import select
 import socket
 import ssl
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
-from websockets.frames import CloseCode
-from websockets.http11 import Response
 from websockets.sync.client import ClientConnection, connect
 
 from dsd_ros.addresses import check_verifier_address
-from dsd_ros.limits import MAX_OTHERS
 from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
 _quiet = logging.getLogger(f"{__name__}.connection")
 _quiet.setLevel(logging.CRITICAL)
 
-_LINK = re.compile(r'<([^<>]*)>\s*;\s*rel="?alternate"?', re.IGNORECASE)
-_ELSEWHERE = (CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER)  # the verifier drains, or is full
 MAX_RETRY_AFTER_S = 60.0  # a gateway that asks for a longer pause is asked again after this
 # OpenSSL's codes X509_V_ERR_...
 _OUT_OF_TIME = (9, 10)  # not yet valid, expired
@@ -62,16 +56,10 @@ class WebsocketChannel:
     ) -> None:
         """For wss://, ``ca_file`` (PEM) is trusted instead of the system's authorities.
 
-        A verifier may name others (header Link, rel="alternate"). Where the one at ``url`` cannot be had, is full or
-        drains, each of them is dialled once, by a ``reconnect`` of its own, and then ``url`` again. What the others
-        name is not dialled.
         A link whose other end answers no ping for ``keepalive_s`` is taken down within twice that time.
         ValueError for anything but a ws:// or wss:// address, or for an unusable certificate file.
         """
         self.url = check_verifier_address(url)
-        self._dialled = self.url  # the address of the link: the verifier's own, or that of one it names
-        self._others: list[str] = []  # the verifiers that it named last
-        self._next: list[str] = []  # those to dial before it is dialled again
         self.bytes_up = 0
         self.bytes_down = 0
         self._connect_timeout = connect_timeout
@@ -94,7 +82,7 @@ class WebsocketChannel:
         except ConnectionClosed as error:
             raise self._down(error) from error
         except OSError as error:
-            raise LinkClosed(f"the link to {self._dialled} broke: {error}") from error
+            raise LinkClosed(f"the link to {self.url} broke: {error}") from error
         self.bytes_up += len(data)
 
     @property
@@ -113,15 +101,14 @@ class WebsocketChannel:
         try:
             data = self._up().recv(timeout=max(0.0, timeout), decode=False)
         except TimeoutError:
-            raise LinkTimeout(f"the verifier at {self._dialled} sent nothing for {timeout:.1f} s") from None
+            raise LinkTimeout(f"the verifier at {self.url} sent nothing for {timeout:.1f} s") from None
         except ConnectionClosed as error:
             raise self._down(error) from error
         self.bytes_down += len(data)
         try:
             message = decode(data)
         except WireError as error:
-            final = LinkRefused if self._dialled == self.url else LinkClosed
-            raise final(f"{self._dialled} is not a verifier of this version: {error}") from error
+            raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
         if not self._opened and isinstance(message, (SessionReply, QuestionReply)) and not message.error:
             self._opened = True
         return message
@@ -129,19 +116,7 @@ class WebsocketChannel:
     def reconnect(self) -> None:
         self._drop()
         self._opened = False
-        self._dialled = self._next.pop(0) if self._next else self.url
-        first = self._dialled == self.url
-        try:
-            connection = self._dial()
-        except LinkRefused as error:
-            if first:
-                raise
-            raise LinkClosed(str(error)) from error
-        except LinkClosed:
-            if first:
-                self._next = list(self._others)
-            raise
-        self._next = []
+        connection = self._dial()
         try:
             connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if UNSENT_OPTION is not None:
@@ -149,7 +124,7 @@ class WebsocketChannel:
                     connection.socket.setsockopt(socket.IPPROTO_TCP, UNSENT_OPTION, UNSENT_BYTES)
             _bound_sends(connection.socket, 2 * self._keepalive)
         except OSError as error:  # it has been closed already, by a gateway without a verifier
-            raise LinkClosed(f"the link to {self._dialled} was closed as soon as it was open") from error
+            raise LinkClosed(f"the link to {self.url} was closed as soon as it was open") from error
         with self._lock:
             if not self._closed:
                 self._connection = connection
@@ -161,7 +136,7 @@ class WebsocketChannel:
         options: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
         try:
             connection: ClientConnection = connect(
-                self._dialled,
+                self.url,
                 additional_headers=self._headers,
                 compression=None,
                 open_timeout=self._connect_timeout,
@@ -175,7 +150,6 @@ class WebsocketChannel:
                 **options,
             )
         except InvalidStatus as error:
-            self._note_others(error.response)
             raise self._rejected(error) from error
         except ssl.SSLCertVerificationError as error:
             raise self._untrusted(error) from error
@@ -183,22 +157,8 @@ class WebsocketChannel:
             # TimeoutError and most TLS errors are OSErrors. ConnectionClosed: a verifier that goes away during the
             # handshake. ValueError: a resolver or a redirect that Python cannot read.
             reason = str(error) or type(error).__name__
-            raise LinkClosed(f"the verifier at {self._dialled} cannot be reached: {reason}") from error
-        self._note_others(connection.response)
+            raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         return connection
-
-    def _note_others(self, response: Response | None) -> None:
-        """Keep the addresses of other verifiers that the one at ``url`` names, none of them less protected."""
-        if response is None or self._dialled != self.url:
-            return
-        found = []
-        for address in _LINK.findall(", ".join(response.headers.get_all("Link"))):
-            with contextlib.suppress(ValueError):
-                same = check_verifier_address(address).split(":")[0].lower() == self.url.split(":")[0].lower()
-                if same and address != self.url and address not in found:
-                    found.append(address)
-        if found or response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:  # a gateway's answer names none
-            self._others = found[:MAX_OTHERS]
 
     def close(self) -> None:
         with self._lock:
@@ -214,7 +174,7 @@ class WebsocketChannel:
     def _up(self) -> ClientConnection:
         connection = self._connection
         if connection is None:
-            raise LinkClosed(f"the link to {self._dialled} is down")
+            raise LinkClosed(f"the link to {self.url} is down")
         return connection
 
     def _drop(self) -> None:
@@ -225,29 +185,25 @@ class WebsocketChannel:
 
     def _down(self, error: ConnectionClosed) -> LinkClosed:
         reason = error.rcvd.reason or f"code {error.rcvd.code}" if error.rcvd else "it broke"
-        if error.rcvd and error.rcvd.code in _ELSEWHERE and self._dialled == self.url:
-            self._next = list(self._others)
-        return LinkClosed(f"the link to the verifier at {self._dialled} closed: {reason}")
+        return LinkClosed(f"the link to the verifier at {self.url} closed: {reason}")
 
     def _rejected(self, error: InvalidStatus) -> LinkClosed | LinkRefused:
         """Only a refused token is final: a gateway gives any other answer while it or the verifier is deployed."""
         status, headers = error.response.status_code, error.response.headers
         said = " ".join((error.response.body or b"")[:300].decode("utf-8", "replace").split())
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return LinkRefused(f"the verifier at {self._dialled} refused the token; give the one in its token file")
+            return LinkRefused(f"the verifier at {self.url} refused the token; give the one in its token file")
         if status >= 500:
-            sentence = f"the verifier at {self._dialled} is not ready (HTTP {status}): {said}"
+            sentence = f"the verifier at {self.url} is not ready (HTTP {status}): {said}"
         elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY):
-            sentence = f"{self._dialled} asks to be dialled later (HTTP {status}): {said}"
+            sentence = f"{self.url} asks to be dialled later (HTTP {status}): {said}"
         else:
-            sentence = (
-                f"{self._dialled} is not a verifier now: it answered HTTP {status}; check the address if that stays"
-            )
+            sentence = f"{self.url} is not a verifier now: it answered HTTP {status}; check the address if that stays"
         return LinkClosed(sentence, _retry_after(headers))
 
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> LinkClosed | LinkRefused:
         """A certificate out of its time is not final: this machine's clock or the certificate may be put right."""
-        why = f"the certificate of {self._dialled} is not trusted ({error.verify_message})"
+        why = f"the certificate of {self.url} is not trusted ({error.verify_message})"
         if error.verify_code in _OUT_OF_TIME:
             now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
             return LinkClosed(f"{why}; set this machine's clock, which says {now}, or renew the certificate")

@@ -32,9 +32,6 @@ _ENVIRONMENT = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL":
 class VllmEngine:
     """An ``EngineClient`` of an engine in processes of its own, which are children of this one."""
 
-    returns = False
-    constrains = True
-
     def __init__(self, model: ModelFront, settings: BackendSettings, dtype: str) -> None:
         """ModelError when this environment has no vLLM, or arguments that vLLM does not know."""
         missing = next((name for name in ("vllm", "torch") if importlib.util.find_spec(name) is None), None)
@@ -90,9 +87,6 @@ class VllmEngine:
             raise ModelError(
                 f"vLLM cannot load the model in {self._model.directory}: {_first_line(error)}; its log says more"
             ) from error
-
-    def check(self, want: str) -> None:
-        """See ``EngineClient``: everything can be served."""
 
     async def healthy(self) -> bool:
         """See ``EngineClient``."""

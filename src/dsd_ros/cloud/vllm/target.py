@@ -28,13 +28,12 @@ from dsd_ros.cloud.target import OnEarly
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, Work, microseconds_since, take_recovered
 from dsd_ros.decoding.constraint import Constraint
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, coupled, greedy, method_of, split
-from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.rejection import verify_tree_greedy
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
-from dsd_ros.vlm.errors import ModelError, VlmError
+from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.front import ModelFront, PreparedPrompt
-from dsd_ros.wire.messages import Outcome, RefusalCode, SessionRequest
+from dsd_ros.wire.messages import Outcome, SessionRequest
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,23 +89,14 @@ class EnginePrefix:
 class EngineClient(Protocol):
     """A way to ask an engine. Coroutines run in the loop of ``EngineTarget``."""
 
-    returns: bool  # somebody else starts the engine again when it is lost
-    constrains: bool  # it heeds a wish's constraint
-
     async def start(self) -> None:
-        """Connect, or load the model. ModelError, one sentence, when the engine cannot be used.
-
-        Called again after a loss, if the engine ``returns``.
-        """
-
-    def check(self, want: str) -> None:
-        """ValueError, one sentence, for rounds that cannot be served."""
+        """Load the model. ModelError, one sentence, when the engine cannot be used."""
 
     async def ask(self, prefix: EnginePrefix, tail: Sequence[int], rows: int, wish: Wish) -> torch.Tensor:
         """What the target says at the last ``rows`` positions of a prefix and the tokens after it.
 
         Logits (rows, V); or (rows, 2), the emitted id and the model's confidence. VlmError for a request that fails;
-        RoundRefused for one that may be sent again; EngineLost when the engine answers none.
+        EngineLost when the engine answers none.
         """
 
     async def healthy(self) -> bool:
@@ -124,11 +114,10 @@ def exit_without_answer(reason: EngineLost) -> None:
 
 
 class EngineTarget:
-    """A model in a serving engine: all methods that its client can serve, trees by their leaves, no early exits."""
+    """A model in a serving engine: all methods, trees by their leaves, no early exits."""
 
     concurrent = True
     exit_layers: tuple[int, ...] = ()
-    away = ""  # why no round can be verified until the engine is back; one sentence
 
     def __init__(
         self,
@@ -153,21 +142,14 @@ class EngineTarget:
         asyncio.run_coroutine_threadsafe(self._watch_engine(), self._loop)
 
     def close(self) -> None:
-        """Stop the engine, or hang up."""
+        """Stop the engine."""
         with contextlib.suppress(concurrent.futures.TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
 
     def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
-        """See ``Target``."""
-        if request.grammar and not self._client.constrains:
-            raise ValueError(
-                "this verifier asks a vLLM over HTTP, which does not hold replies to a grammar: set constrain to none "
-                "(the verifier's backends local and vllm do)"
-            )
-        proof = Proof(request.proof) if request.proof else mode(request.mode).proof
-        self._client.check(ARGMAX if sampling.greedy else COUPLED if proof is Proof.COUPLED else ROWS)
+        """See ``Target``: everything can be served."""
 
     def prefill(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]
@@ -176,15 +158,13 @@ class EngineTarget:
         prefix = EnginePrefix(self.model.prompt(image, instruction, history))
         try:
             self._ask(prefix, [()], Wish(ARGMAX, SamplingSettings(0.0), 0, 0))
-        except RoundRefused:
-            pass  # the first round has it read
         except EngineLost as lost:
-            if self._lost(lost):
-                raise VlmError(str(lost)) from lost
+            self._on_lost(lost)
+            raise VlmError(str(lost)) from lost
         return prefix
 
     def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
-        """See ``Target``. No round is answered when the engine is lost for good; one that returns gets them again."""
+        """See ``Target``. No round is answered when the engine is lost."""
         for round in work:
             assert isinstance(round, PendingRound), "no prompt is left unread"
             prefix = round.reply.sequence
@@ -196,9 +176,8 @@ class EngineTarget:
                 del prefix.tokens[before:]
                 round.reply.owed = owed
                 if isinstance(error, EngineLost):
-                    if self._lost(error):
-                        return
-                    error = RoundRefused(RefusalCode.OVERLOADED, str(error))
+                    self._on_lost(error)
+                    return
                 result = RoundRefused.of(error)
             yield round, result
 
@@ -239,9 +218,7 @@ class EngineTarget:
             round.reply.owed = split.most_recovered(tree, verdict.accepted - 1)
 
     def _ask(self, prefix: EnginePrefix, paths: Sequence[Tokens], wish: Wish) -> dict[Tokens, torch.Tensor]:
-        """The row after each path; VlmError, RoundRefused, EngineLost."""
-        if self.away:
-            raise EngineLost(self.away)
+        """The row after each path; VlmError, EngineLost."""
         return self._wait(self._ask_leaves(prefix, paths, wish))
 
     async def _ask_leaves(
@@ -274,31 +251,12 @@ class EngineTarget:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
-    def _lost(self, reason: EngineLost) -> bool:
-        """Note that the engine is lost; whether for good."""
-        if not self._client.returns:
-            self._on_lost(reason)
-        elif not self.away:
-            self.away = str(reason)
-            _log.error("%s; robots are sent elsewhere until it is back", reason)
-        return not self._client.returns
-
     async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_S)
-            if self.away:
-                await self._try_again()
-            elif not await self._client.healthy() and self._lost(EngineLost("the engine has died")):
+            if not await self._client.healthy():
+                self._on_lost(EngineLost("the engine has died"))
                 return
-
-    async def _try_again(self) -> None:
-        try:
-            await self._client.start()
-        except ModelError as error:  # it may be another model now
-            self.away = str(error)
-        else:
-            _log.warning("the engine is back")
-            self.away = ""
 
 
 def bounded(tree: TokenTree) -> TokenTree:

@@ -34,8 +34,6 @@ from vllm.model_executor.models.qwen3_vl import (
     Qwen3VLProcessingInfo,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.v1.sample.logits_processor import LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from dsd_ros.decoding.constraint import Rule, apply_rule
 from dsd_ros.decoding.coupling import gumbel_rows
@@ -123,42 +121,6 @@ def coupled_choice(
     """argmax(log p + G) of logits (n, V), on their device; ``names``: (seed, reply, position) of each row's noise."""
     p = transform(logits, sampling)
     return (torch.log(p.double()) + gumbel_rows(names, p.shape[-1], p.device)).argmax(dim=-1)
-
-
-class CoupledChoice(LogitsProcessor):  # type: ignore[misc]
-    """Lets a vLLM that serves text choose a token as a coupled round wants it; everybody else's requests stay.
-
-    ``vllm serve MODEL --logits-processors dsd_ros.cloud.vllm.worker:CoupledChoice``. A request's
-    ``SamplingParams.extra_args["dsd"]`` is what ``judged`` needs; it asks for one token, greedily.
-    """
-
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._wishes: dict[int, Mapping[str, Any]] = {}  # by row
-
-    @classmethod
-    def validate_params(cls, sampling_params: Any) -> None:
-        """ValueError, for which vLLM answers 400: an error in ``apply`` would end the engine for everybody."""
-        wish = (sampling_params.extra_args or {}).get("dsd")
-        try:
-            if wish is not None:
-                judged(torch.zeros(1, 2), wish)
-        except Exception as error:
-            raise ValueError(f"extra_args['dsd'] is not what dsd_ros sends: {error!r}") from error
-
-    def is_argmax_invariant(self) -> bool:
-        return False
-
-    def update_state(self, batch_update: Any) -> None:
-        process_dict_updates(self._wishes, batch_update, lambda params, *_: (params.extra_args or {}).get("dsd"))
-
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits (n, V) with all tokens but the chosen ones at -inf; a row that is not finite stays as it is."""
-        for row, wish in self._wishes.items():
-            chosen = int(judged(logits[row : row + 1].float(), wish)[0, 0])
-            if chosen >= 0:
-                logits[row] = -torch.inf
-                logits[row, chosen] = 0.0
-        return logits
 
 
 def _verifying(base: Any) -> Any:

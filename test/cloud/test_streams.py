@@ -246,7 +246,7 @@ def test_a_reply_pauses_without_a_robot_and_goes_on_when_asked(engine, target):
     robot.observe()
     target.begun()
     engine.disconnect(robot.peer)
-    target.free()  # what the pass decides is nobody's
+    target.free()  # nobody waits for what this pass decides
     other = streaming(engine)  # its turns come after that of the reply, which has paused by now
     other.observe()
     other.verified()

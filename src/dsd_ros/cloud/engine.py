@@ -650,7 +650,7 @@ def _weight(message: Observation | Draft) -> int:
 
 
 def _key(message: Observation | Draft, peer: Hashable) -> Hashable:
-    """Equal for duplicates of a message. What came over a link that is down is none: its turn comes to nothing."""
+    """Equal for duplicates of a message over one link. Over a new link it is another: only that one can be answered."""
     if isinstance(message, Draft):
         return peer, message.session, message.reply, message.round, message.assumed, bool(message.tokens)
     return peer, message.session, message.reply, len(message.verified)

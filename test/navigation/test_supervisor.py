@@ -410,7 +410,6 @@ class AnySequence(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.latched = False
-        self.joystick_at = -math.inf
         self.operator = STILL
         self.announced = False  # a good action, since the last thing that ends one
 
@@ -488,8 +487,8 @@ class AnySequence(RuleBasedStateMachine):
         self.world.now += seconds
 
     def note_operator(self, motion, now):
-        if now - self.world.now < 0.3:
-            self.joystick_at, self.operator = now, motion
+        if now >= self.world.supervisor._distrust_until:  # what came while the process was frozen is no news
+            self.operator = motion
             self.announced = False
 
     @invariant()

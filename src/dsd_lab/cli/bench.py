@@ -652,37 +652,6 @@ def _trial(bar: Progress, number: int, count: int, trial: Any) -> None:
 
 
 @arguments
-class BenchViewArguments:
-    pairs: int = flag(120, "pairs of replies, one with views and one without")
-    mode: str = flag("fsd", "decoding mode")
-    json: Path | None = json_option()
-
-
-@command.command(name="view")
-def view(args: BenchViewArguments = BenchViewArguments()) -> int:
-    """What overlay and live page cost.
-
-    Runs the simulated robot, the decoder, the visualization node with somebody looking, and the live page; prints the
-    share of a CPU core the views take at 15 pictures a second, and how much longer replies take with them than with
-    the views held. Exits with 1 if that is more than 5 % of a core, or more than 3 % of a reply beyond twice its
-    standard error.
-    """
-    from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
-
-    if args.pairs < 1:
-        raise ValueError("--pairs must be at least 1")
-    try:
-        with Progress() as bar:
-            report = measure_views(args.pairs, args.mode, lambda line: bar.step(args.pairs, line))
-    except ViewBenchError as error:
-        raise CommandError(error, EXIT_GOAL_MISSED) from error
-    _finish(report, render(report), args)
-    surely = report["reply_percent"] - 2 * report["reply_percent_standard_error"]
-    missed = report["core_percent_together"] > CORE_LIMIT or surely > REPLY_LIMIT
-    return EXIT_GOAL_MISSED if missed else EXIT_DONE
-
-
-@arguments
 class BenchPicturesArguments:
     profile: str = flag("lte", "whose link the pictures cross")
     images: int = flag(8, "camera pictures, each of another world")

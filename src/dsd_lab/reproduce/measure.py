@@ -22,6 +22,8 @@ from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
 from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
+from dsd_lab.papers import dragon_simulator as simulator
+from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import BenchError, Row, header
 from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
 from dsd_lab.reproduce.table import PRINTED
@@ -234,6 +236,26 @@ def _batches(model: VisionLanguageModel) -> list[Row]:
             next_logits_together(sequences)
             times.append(time.perf_counter() - began)
     return [{"batch": batch, "median_ms": 1e3 * statistics.median(times[1:])} for batch, times in seconds.items()]
+
+
+def measure_scheduling(out: Path, plot: Path | None = None) -> dict[str, Any]:
+    """DRAGON, Figure 8: mean seconds of 50 simulated answers of 100 tokens, by which side aggregates.
+
+    Device 100 ms a step, cloud 50 ms, acceptances 80 %, a round trip of 20 ms and the extra latency.
+    """
+    setting, extras = simulator.Setting(0.1, 0.05, 0.02, (0.8, 0.8)), (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+    code = "dsd_lab/papers/dragon_simulator.py", "dsd_ros/dragon/scheduler.py"
+    found = simulator.compare(setting, extras, 50)
+    rows = [dataclasses.asdict(one) | {"auto_over_best_side": one.over_best_side()} for one in found]
+    head = header("dragon-scheduling", code) | dataclasses.asdict(setting)
+    report = {**head, "sequences": 50, "seed": 0, "rows": rows}
+    write(out, report)
+    if plot is not None:
+        milliseconds = [1e3 * one.extra for one in found]
+        curves = [Curve(name, milliseconds, [one.seconds[name] for one in found]) for name in found[0].seconds]
+        panel = Panel("extra latency of the round trip, ms", "seconds an answer", curves)
+        draw_panels(plot, "simulated answers by who aggregates", [panel])
+    return report
 
 
 def measure_queues(

@@ -15,7 +15,7 @@ _V, _BITS = 32_000, 16
 _TREE = (2, 2, 2)
 _KEPT = ("K 10 %", "K 1 %", "K 0.1 %", "rho 0.99", "rho 0.9", "rho 0.8")
 _RATES = (1e6, 10e6, 100e6)  # bit/s, of the uplink
-_T_P, _T_Q = 0.002, 0.030  # T_SLM, T_LLM that ``dsd-lab theory tslt`` takes; the paper gives none
+_T_P, _T_Q = 0.002, 0.030  # T_SLM, T_LLM; the paper gives none
 
 
 def tables(reports: Reports) -> Iterator[Table]:

@@ -5,11 +5,10 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from dsd_lab.cli.main import main
 from dsd_lab.papers.dragon_simulator import STRATEGIES, Setting, compare, speedup
 from dsd_lab.papers.theory import TheoryError
+from dsd_lab.reproduce import measure
 
 
 def equation_9(c_device, c_cloud, rtt, a_cloud) -> float:
@@ -47,37 +46,9 @@ def test_strategies_are_compared_over_the_same_answers():
     assert every.seconds["auto"] == every.seconds["device"] == pytest.approx(3.0)
 
 
-def test_commands(capsys, tmp_path):
-    for number, (line, says) in enumerate(
-        (
-            ("dragon-speedup --acceptance 0.8", "2.33x"),
-            ("dragon-scheduling --sequences 2 --tokens 10 --extra-ms 0 300", "auto over best"),
-            ("dragon-pipeline --tokens 5 --seed 3", "switches"),
-        )
-    ):
-        plot, report = tmp_path / f"{number}.png", tmp_path / f"{number}.json"
-        assert main(["theory", *line.split(), "--plot", str(plot), "--json", str(report)]) == 0
-        assert says in capsys.readouterr().out
-        with Image.open(plot) as image:
-            assert image.width > 600
-        assert json.loads(report.read_text())
-    assert json.loads((tmp_path / "1.json").read_text())["models"] == {}  # so that `dsd-lab figures` knows its state
-    events = json.loads((tmp_path / "2.json").read_text())["events"]
-    assert sum(event["kind"] == "aggregated" for event in events) == 5
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("dragon-speedup --acceptance 2", "share from 0 to 1"),
-        ("dragon-scheduling --acceptance 2 0", "share from 0 to 1"),
-        ("dragon-scheduling --tokens 0", "tokens"),
-        ("dragon-pipeline --acceptance 0 2", "share from 0 to 1"),
-        ("dragon-pipeline --device-ms -1", "device"),
-        ("dragon-pipeline --tokens 2 --plot map.docx", "name it"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch, line, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["theory", *line.split()]) == 2
-    assert message in capsys.readouterr().err
+def test_the_study_of_schedules_is_reported_and_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure.simulator, "compare", lambda setting, extras, count: compare(setting, extras[:2], 1))
+    report = measure.measure_scheduling(tmp_path / "s.json", tmp_path / "s.png")
+    assert json.loads((tmp_path / "s.json").read_text()) == json.loads(json.dumps(report))
+    assert report["models"] == {}  # so that `dsd-lab figures` knows its state
+    assert [row["extra"] for row in report["rows"]] == [0.0, 0.1] and (tmp_path / "s.png").stat().st_size > 10_000

@@ -45,12 +45,12 @@ def tidy(*panels: Any, grid: str = "both") -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a panel, or its bars where ``xs`` are words. ``style``: matplotlib's, such as "s--"."""
+    """A line of a panel, or its bars where ``xs`` are words. ``line``: matplotlib's."""
 
     label: str
     xs: Sequence[float] | Sequence[str]
     ys: Sequence[float]
-    style: str = "o-"
+    line: str = "-"
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,12 @@ def draw_panels(path: Path, title: str, panels: Sequence[Panel]) -> None:
     canvas = new_figure(path, 4.8 * len(panels), 4.2)
     for axes, panel in zip(canvas.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for curve in panel.curves:
-            look = {"color": f"C{labels.index(curve.label) % 10}", "label": curve.label}
+            place = labels.index(curve.label)
+            look = {"color": f"C{place % 10}", "marker": "os^D"[place // 10 % 4]}
             if isinstance(curve.xs[0], str):
-                axes.barh(curve.xs, curve.ys, **look)
+                axes.barh(curve.xs, curve.ys, color=look["color"])
             else:
-                axes.plot(curve.xs, curve.ys, curve.style, markersize=4, **look)
+                axes.plot(curve.xs, curve.ys, linestyle=curve.line, markersize=4, label=curve.label, **look)
         words = isinstance(panel.curves[0].xs[0], str)
         axes.set(xlabel=panel.y if words else panel.x, ylabel=panel.x if words else panel.y)
         if words:
@@ -87,8 +88,9 @@ def draw_panels(path: Path, title: str, panels: Sequence[Panel]) -> None:
             axes.set_ylim(bottom=0.0)
         if panel.level is not None:
             (axes.axvline if words else axes.axhline)(panel.level, color=GREY, linewidth=0.8, linestyle=":")
-        if len(panel.curves) > 1:
-            axes.legend(frameon=False, fontsize=7)
         tidy(axes)
+    shown = {line.get_label(): line for axes in canvas.axes for line in axes.get_lines() if line.get_label() in labels}
+    if len(shown) > 1:
+        canvas.legend(shown.values(), shown.keys(), loc="outside right center", frameon=False, fontsize=7)
     canvas.suptitle(title, fontsize=10)
     canvas.savefig(path)

@@ -514,19 +514,16 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
     """Kept mass and acceptance by K, and the speed-up by uplink rate; PlotError, OSError."""
     curve, rates = report["kept_curve"], report["uplinks_mbps"]
     kept, drafted = [point["kept"] for point in curve], [row for row in report["rows"] if row["proof"] != ALONE]
-    accepted = [Curve("1 - TV", kept, [point["acceptance"] for point in curve], "-")]
+    accepted = [Curve("1 - TV", kept, [point["acceptance"] for point in curve])]
     if curve[0]["tree_acceptance"] is not None:
         found = [point["tree_acceptance"] for point in curve]
-        accepted.append(Curve("a level of two candidates", kept, found, "--"))
-    for row in drafted:
-        ids = row["settings"]["top_k_proof"] if row["proof"] == "truncated" else report["vocabulary"]
-        accepted.append(Curve(row["label"], [ids], [row["position_acceptance"]], "o"))
+        accepted.append(Curve("a level of two candidates", kept, found))
     down = report["downlink_mbps"]
     link = f"uplink, Mbit/s (downlink {down or 'the same'}, {report['delay_ms']:g} ms one way)"
     speeds = [Curve(row["label"], rates, _speed_ups(row, report)) for row in drafted]
     ids = f"K, ids kept of {report['vocabulary']}"
     panels = [
-        Panel(ids, "mass of the draft's distribution", [Curve("", kept, [p["mass"] for p in curve], "-")], "x"),
+        Panel(ids, "mass of the draft's distribution", [Curve("", kept, [p["mass"] for p in curve])], "x"),
         Panel(ids, "acceptance of a position, or of a tree's level", accepted, "x"),
         Panel(link, "speed-up over the target alone", speeds, "x", 1.0),
     ]

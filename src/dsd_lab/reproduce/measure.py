@@ -272,15 +272,6 @@ def measure_queues(
     swept = "predraft_workers=1,2,3", "client_queue=priority,random,fifo", "server_queue=priority,fifo"
     sweeps = [parse_sweep(text) for text in swept]
     variants = crossed(parse_modes("ar fsd", common), sweeps)
-    report = measure_modes(
-        profile,
-        variants,
-        8,
-        draft,
-        target,
-        time_scale=0.4,
-        sweeps=sweeps,
-        progress=lambda done, total, variant, _: progress(done / total, variant.label) if progress else None,
-    )
+    report = measure_modes(profile, variants, 8, draft, target, time_scale=0.4, sweeps=sweeps, progress=progress)
     write(out, report)
     return report

@@ -141,7 +141,7 @@ def _limit(rows: Sequence[Row], profile: Profile) -> Row | None:
         return None
     times, n = profile.times, drafted["tokens_per_reply"]
     prefill, t_c = times.target_prefill_s or times.target_s, (profile.link.delay_up_s + profile.link.delay_down_s) / 2
-    alpha = theory.alpha_of(tau=drafted["tau"], gamma=drafted["draft_length"])
+    alpha = theory.acceptance_of(tau=drafted["tau"], gamma=drafted["draft_length"])
     gamma, seconds = theory.sequence_limit(
         n=n, alpha=alpha, t_p=times.draft_s, t_q=times.target_s, t_c=t_c, prefill=prefill, longest=MAX_DRAFT_LENGTH
     )

@@ -27,9 +27,7 @@ class MeasureArguments:
     draft: str = model_option("draft")
     target: str = model_option("target")
     json: Path | None = flag(
-        None,
-        "write the report to FILE (default: benchmarks/papers-STUDY.json), and continue one that is there",
-        convert=output_file,
+        None, "write the report to FILE (default: benchmarks/papers-STUDY.json)", convert=output_file
     )
     plot: Path | None = file_option("draw the study scheduling (.png, .svg, .pdf)")
 
@@ -67,7 +65,7 @@ def page(args: PageArguments = PageArguments()) -> int:
 
 @command.command
 def measure(args: MeasureArguments) -> int:
-    """Count tokens, rounds, bytes and passes for the tables (minutes; cost and tslt are resumable).
+    """Count tokens, rounds, bytes and passes for the tables (minutes).
 
     cost: what a provider could bill (FSD Table 1). tslt: K and rho with the shipped pair (TSLT Figures 3 to 6). text:
     draft lengths and truncations with SmolLM2-135M (DSSD Tables 2 and 3, TSLT). batch: passes over 1 to 64 sequences

@@ -2,8 +2,7 @@
 """`dsd-lab papers measure`: counts that the papers' tables need: tokens, rounds, bytes and passes of real replies.
 
 Models, engine, sessions and messages are the product's own. Seconds follow from these counts by the papers' formulas,
-so another load on the machine changes nothing. A study is resumable: its report is written after every few replies,
-and a run that finds one of the same models continues it.
+so another load on the machine changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import statistics
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,26 +108,22 @@ class _CountingChannel(LocalChannel):
 def measure(
     study: Study, out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
 ) -> dict[str, Any]:
-    """Decode what ``out`` does not hold yet; the report, also written there. BenchError, ModelError, LinkError."""
+    """Decode the study's replies; the report, also written to ``out``. BenchError, ModelError, LinkError."""
     robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     scenes = study.scenes()
     asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
-    report = _begun(study, out, len(asked), header("papers", draft=robot, target=cloud))
+    rows: list[Row] = [{"label": one.label, "settings": _settings(one)} for one in study.rows]
     plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
-    done = sum(row["replies"] for row in report["rows"])
-    total = len(asked) * len(study.rows)
-    # Rows in turn: a run that is cut short has something of each.
-    for number, (scene, seed) in enumerate(asked):
-        for one, row in zip(study.rows, report["rows"], strict=True):
-            if row["replies"] > number:
-                continue
+    for place, (one, row) in enumerate(zip(study.rows, rows, strict=True)):
+        if progress is not None:
+            progress(place / len(rows), one.label)
+        for number, (scene, seed) in enumerate(asked):
             settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
             _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
-            done += 1
-            if progress is not None:
-                progress(done / total, one.label)
-            write(out, report)
-    _check(study, report)
+    _check(study, rows)
+    head = header("papers", draft=robot, target=cloud)
+    report = {**head, "study": study.name, "model": "pair", "replies_a_row": len(asked), "rows": rows}
+    write(out, report)
     return report
 
 
@@ -166,30 +161,11 @@ def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
     row.setdefault("digests", []).append(zlib.crc32(repr(reply.tokens).encode()))
 
 
-def _check(study: Study, report: dict[str, Any]) -> None:
+def _check(study: Study, rows: Sequence[Row]) -> None:
     """Greedy rows decode the same replies, or the study is worth nothing."""
-    greedy = [row for one, row in zip(study.rows, report["rows"], strict=True) if one.decode.sampling.greedy]
+    greedy = [row for one, row in zip(study.rows, rows, strict=True) if one.decode.sampling.greedy]
     if any(row["digests"] != greedy[0]["digests"] for row in greedy):
         raise BenchError(f"greedy rows of study {study.name} decoded different tokens; report this")
-
-
-def _begun(study: Study, out: Path, replies: int, head: dict[str, Any]) -> dict[str, Any]:
-    """The report to continue, or a new one."""
-    fresh = {
-        **head,
-        "study": study.name,
-        "model": "pair",
-        "replies_a_row": replies,
-        "rows": [{"label": one.label, "settings": _settings(one), "replies": 0} for one in study.rows],
-    }
-    if not out.is_file():
-        return fresh
-    old = json.loads(out.read_text(encoding="utf-8"))
-    same = all(old.get(key) == fresh[key] for key in ("study", "models"))
-    rows = [(row["label"], row["settings"]) for row in old.get("rows", ())]
-    if not same or rows != [(row["label"], row["settings"]) for row in fresh["rows"]]:
-        return fresh
-    return {**fresh, "rows": old["rows"]}
 
 
 def _settings(one: Contestant) -> Row:
@@ -200,10 +176,8 @@ def _settings(one: Contestant) -> Row:
 
 
 def write(out: Path, report: dict[str, Any]) -> None:
-    """Write a report, atomically."""
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    part.replace(out)
+    """Write a report."""
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)

@@ -25,8 +25,8 @@ from dsd_lab.papers.acceptance import (
     truncate,
     truncation_bounds,
 )
-from dsd_lab.papers.proofs import dssd_comm_seconds, expected_tokens
-from dsd_lab.papers.theory import TheoryError
+from dsd_lab.papers.proofs import dssd_comm_seconds
+from dsd_lab.papers.theory import TheoryError, expected_tokens
 from dsd_ros.decoding.rejection import verify_tree
 from dsd_ros.decoding.tree import TokenTree
 

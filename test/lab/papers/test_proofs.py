@@ -14,7 +14,6 @@ from dsd_lab.papers.proofs import (
     dsd_comm_seconds,
     dssd_comm_seconds,
     dssd_table_1,
-    expected_tokens,
     index_bits,
     nodes,
     payload,
@@ -22,7 +21,7 @@ from dsd_lab.papers.proofs import (
     round_seconds,
     speedup,
 )
-from dsd_lab.papers.theory import TheoryError
+from dsd_lab.papers.theory import TheoryError, expected_tokens
 
 # As the paper prints it: 1 - alpha^gamma (T_comm).
 TABLE_1 = {

@@ -51,7 +51,7 @@ def test_no_method_that_drafts_sequences_beats_the_limit():
     """Dearer drafts, a longer link and a costly prompt raise it; alpha is found back from tau."""
     for alpha in (0.0, 0.5, 0.88, 1.0):
         tau = theory.expected_tokens(alpha=alpha, gamma=4)
-        assert theory.alpha_of(tau=tau, gamma=4) == pytest.approx(alpha, abs=1e-6)
+        assert theory.acceptance_of(tau=tau, gamma=4) == pytest.approx(alpha, abs=1e-6)
     known = {"n": 36, "alpha": 0.88, "t_p": 0.072, "t_q": 0.62, "t_c": 0.12, "prefill": 0.795, "longest": 64}
     gamma, seconds = theory.sequence_limit(**known)
     assert gamma == 9  # a little longer to draft than a pass of the target takes, for a tau of 6.0

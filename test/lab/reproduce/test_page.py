@@ -56,7 +56,7 @@ def formulas(paper: Any) -> dict[str, list[str]]:
         (fsd, theory, "fsd_speedup", {"Figure 6: equation 9"}),
         (dssd, proofs, "dssd_comm_seconds", {"Table 1: communication time", "Corollary 3.1, equations 10 to 12",
                                              "Table 2: communication, OPT-125M to 6.7B"}),
-        (dssd, proofs, "expected_tokens", {"Table 2: communication and speed-up, OPT-125M to 13B",
+        (dssd, theory, "expected_tokens", {"Table 2: communication and speed-up, OPT-125M to 13B",
                                            "Table 3: heterogeneous devices",
                                            "Section 4.2: the draft length"}),
         (tslt, proofs, "distributions", {"Table 1: settings"}),

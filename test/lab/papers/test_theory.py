@@ -35,16 +35,14 @@ TABLE_1 = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("prices", "row"), list(zip(PRICES, TABLE_1, strict=True)), ids=lambda v: v[0] if type(v) is tuple else ""
-)
-def test_table_1_cell_for_cell(prices, row):
-    name, ar, cloud_sd, edge_cloud_sd, less, least = row
-    cost = api_cost(prices)
-    assert name in prices.name
-    assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
-    assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
-    assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
+def test_table_1_cell_for_cell():
+    for prices, row in list(zip(PRICES, TABLE_1, strict=True)):
+        name, ar, cloud_sd, edge_cloud_sd, less, least = row
+        cost = api_cost(prices)
+        assert name in prices.name
+        assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
+        assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
+        assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
 
 
 def test_no_method_that_drafts_sequences_beats_the_limit():
@@ -120,9 +118,8 @@ def test_table_5_ratios():
     assert ratios == pytest.approx([0.17, 0.06, 0.65, 0.22, 0.14, 0.05], abs=0.011)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_no_formula_takes_is_refused():
+    for change, message in [
         ({"tau": 5.5}, "gains 1 to 5"),
         ({"tau": 0.5}, "gains 1 to 5"),
         ({"tau": float("nan")}, "gains 1 to 5"),
@@ -133,11 +130,9 @@ def test_table_5_ratios():
         ({"t_c": -0.1}, "0 or more"),
         ({"t_p": float("inf")}, "0 or more"),
         ({"t_r": float("nan")}, "0 or more"),
-    ],
-)
-def test_what_no_formula_takes_is_refused(change, message):
-    with pytest.raises(TheoryError, match=message):
-        predict(**{**GO2, **change})
+    ]:
+        with pytest.raises(TheoryError, match=message):
+            predict(**{**GO2, **change})
 
 
 LINK = ["t_p=0.07", "t_q=0.6", "t_ntt=0.2", "rate_up=1e7", "rate_down=1e7", "vocabulary=152064"]
@@ -163,9 +158,8 @@ def test_a_formula_by_its_name(capsys, tmp_path):
     assert all(described(name) for name in FORMULAS)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch):
+    for line, message in [
         ("papers formula predct", "there is no formula 'predct'"),
         ("papers formula api_cost draft_in=1", "needs draft_out, target_in, target_out"),
         ("papers formula api_cost draft_in=1 draft_out=1 target_in=1 target_out=nan", "0 or more"),
@@ -173,10 +167,8 @@ def test_a_formula_by_its_name(capsys, tmp_path):
         ("papers formula fsd_speedup gamma=4.5 c=0.1 r=0.5", "gamma is '4.5'; give int"),
         ("papers formula fsd_speedup gamma=4 tua=3", "'tua=3' is no argument"),
         ("papers formula expected_tokens alpha=0.5 gamma=0", "at least 1 token"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch, line, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(line.split()) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        monkeypatch.chdir(tmp_path)
+        assert main(line.split()) == 2
+        assert message in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []

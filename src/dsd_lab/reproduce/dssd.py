@@ -22,7 +22,7 @@ _C = {"6.7B": 0.1, "13B": 0.05}  # T_SLM / T_LLM, section 4.2
 
 def tables(reports: Reports) -> Iterator[Table]:
     """The paper's tables, in its order."""
-    yield from (_table_1(), _bounds(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big(reports))
+    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big(reports))
     yield from (_table_3(reports), _sweep(reports), _bytes(reports))
 
 
@@ -42,13 +42,6 @@ def _table_1() -> Table:
     for gamma, paper, cells in zip(proofs.TABLE_1_GAMMAS, _PRINTED["table_1_ms"], proofs.dssd_table_1(), strict=True):
         rows.append(Row(f"gamma {gamma}: T_comm, ms", paper, [1e3 * seconds for _, seconds in cells]))
     return Table("Table 1: communication time", rows)
-
-
-def _bounds() -> Table:
-    t_v, t_ntt = 0.008, 0.020
-    ends = [1e3 * proofs.dssd_comm_seconds(alpha=a, gamma=g, t_v=t_v, t_ntt=t_ntt) for a, g in ((1.0, 8), (0.5, 1000))]
-    row = Row("T_NTT / T_down + T_NTT, ms: alpha 1 / gamma 1000", (20.0, 28.0), ends)
-    return Table("Corollary 3.1, equations 10 to 12", [row])
 
 
 def _link(row: proofs.Transfer) -> str:

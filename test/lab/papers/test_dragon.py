@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from dsd_lab.papers.acceptance import side_acceptance
 from dsd_lab.papers.dragon_simulator import STRATEGIES, Setting, compare, speedup
 from dsd_lab.papers.theory import TheoryError
 from dsd_lab.reproduce import measure
@@ -30,6 +31,24 @@ def test_the_speedup_is_equation_9():
     for wrong in ((-1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 1.5), (0.0, 0.0, 1.0, 0.5)):
         with pytest.raises(TheoryError):
             speedup(*wrong)
+
+
+def test_a_side_is_accepted_more_often_the_more_often_its_sample_is_taken():
+    """Equation 5 and Theorem 4.2, on random pairs of distributions."""
+    generator = np.random.default_rng(5)
+    for _ in range(300):
+        rows = np.exp(generator.normal(size=(2, 64)) * generator.uniform(0.3, 4.0))
+        own, other = rows / rows.sum(1, keepdims=True)
+        eta = float(generator.random())
+        rates = [float(side_acceptance(own, other, eta, share)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        assert rates == sorted(set(rates))
+
+
+def test_the_speedup_falls_with_the_gap_and_rises_with_acceptance():
+    """Corollaries 6.3 and 6.4."""
+    gaps = [speedup(device, 1.0, 4.0, 0.8) for device in (1.0, 2.0, 4.0)]
+    rates = [speedup(1.0, 1.0, 4.0, acceptance) for acceptance in (0.2, 0.5, 0.8, 0.95)]
+    assert gaps == sorted(gaps, reverse=True) and rates == sorted(rates)
 
 
 def test_strategies_are_compared_over_the_same_answers():

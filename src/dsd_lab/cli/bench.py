@@ -96,13 +96,32 @@ def _given(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(settings).items() if value is not None}
 
 
+PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
+
+
 @arguments
-class BenchOverheadArguments:
-    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
-    replies: int = flag(30, "replies per transport")
+class PairArguments:
+    """A draft and a target, and where the report goes."""
+
     draft: str = model_option("draft")
     target: str = model_option("target")
     json: Path | None = json_option()
+
+
+@arguments
+class HeldArguments(PairArguments):
+    """The pair held to a profile's times."""
+
+    profile: str = flag("go2-a100", PROFILE)
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
+    )
+
+
+@arguments
+class BenchOverheadArguments(PairArguments):
+    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
+    replies: int = flag(30, "replies per transport")
 
 
 @command.command
@@ -119,7 +138,6 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     return _run(measure_overhead, render, args, transports=args.transports.split(","))
 
 
-PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
 TEXT_MODEL = (
     "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
     "text: the pretrained SmolLM2-135M"
@@ -127,8 +145,7 @@ TEXT_MODEL = (
 
 
 @arguments
-class BenchModesArguments:
-    profile: str = flag("go2-a100", PROFILE)
+class BenchModesArguments(HeldArguments):
     modes: str = flag(
         "ar,dsd,fsd",
         "separated by commas or spaces; a mode may have settings of its own: "
@@ -141,9 +158,6 @@ class BenchModesArguments:
     images: int = flag(8, "pictures, or instructions for a text model")
     model: str = flag("", TEXT_MODEL, metavar="DIR")
     prompts: Path | None = flag(None, "instructions for a text model, one a line (default: eight of the bench's own)")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
     transport: str = flag(
         "local",
         "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
@@ -155,10 +169,7 @@ class BenchModesArguments:
         "", "leave these of the profile's times out: prefill, exits, batch, threads", metavar="ASSUMPTION,..."
     )
     decoding: ModesDecoding = part(ModesDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     plot: Path | None = file_option("draw speed-up and miss rate (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -197,16 +208,10 @@ def _text_models(args: Any) -> dict[str, Any]:
 
 
 @arguments
-class BenchAssumptionsArguments:
+class BenchAssumptionsArguments(HeldArguments):
     profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
     modes: str = flag("ar,stream,dsd,fsd", "as in bench modes")
     images: int = flag(4, "pictures")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -261,25 +266,18 @@ def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
 
 
 @arguments
-class BenchFleetArguments:
-    profile: str = flag("go2-a100", PROFILE)
+class BenchFleetArguments(HeldArguments):
     mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
     batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
     replies: int = flag(3, "pictures that each robot decodes")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
     decoding: ModesDecoding = part(ModesDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     link: VerifierFlags = part(VerifierFlags)
     metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
     greedy_robot: str = flag(
         "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
     )
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -317,7 +315,7 @@ def whole_numbers(name: str, text: str) -> list[int]:
 
 
 @arguments
-class BenchWireArguments:
+class BenchWireArguments(PairArguments):
     model: str = flag(
         "pair",
         "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
@@ -348,10 +346,7 @@ class BenchWireArguments:
         "", "hold the models to the times of this one of config/profiles.yaml (default: this machine's speed)"
     )
     decoding: WireDecoding = part(WireDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     plot: Path | None = file_option("draw kept mass, acceptance and seconds (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -471,14 +466,11 @@ def _picture_size(text: str) -> tuple[int, int]:
 
 
 @arguments
-class BenchSoakArguments:
+class BenchSoakArguments(PairArguments):
     replies: int = flag(2000, "how many to decode")
     mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
     max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
     decoding: AnyDecoding = part(AnyDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -526,15 +518,13 @@ def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
 
 
 @arguments
-class BenchFaultsArguments:
+class BenchFaultsArguments(PairArguments):
     count: int = flag(100, "how many faults")
     seed: int = flag(0, "which plan of faults to follow")
     transport: str = flag(
         "both", "how robot and verifier talk; both: half of the faults each", choices=("both", "websocket", "dds")
     )
     mode: str = flag("dsd", "decoding mode")
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     log: Path | None = file_option("write what the processes print to FILE")
     json: Path | None = json_option("everything")
 
@@ -581,14 +571,11 @@ def _trial(bar: Progress, number: int, count: int, trial: Any) -> None:
 
 
 @arguments
-class BenchPicturesArguments:
+class BenchPicturesArguments(PairArguments):
     profile: str = flag("lte", "whose link the pictures cross")
     images: int = flag(8, "camera pictures, each of another world")
     width: int = flag(1280, "of a picture, pixels")
     height: int = flag(720, "of a picture, pixels")
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command

@@ -150,10 +150,6 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     ]
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    print("\n".join(table(rows)))
-
-
 def render_template(name: str, **values: Any) -> str:
     """A text file of this package, a Jinja template such as "pair/card.md", filled in."""
     from jinja2 import Environment, FileSystemLoader

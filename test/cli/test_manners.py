@@ -22,7 +22,7 @@ from dsd_ros.cli import main, shared, terminal
 from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 DSD_LAB = [sys.executable, "-m", "dsd_lab.cli"]
-COST = ("theory", "fsd-cost")
+FORMULA = ("papers", "formula")
 PROGRAMS = {"dsd": main.DSD, "dsd-lab": LAB}
 
 
@@ -105,13 +105,13 @@ def test_every_command_and_option_says_what_it_is_for(program):
     [
         ("dsd decod", "did you mean 'decode'?"),
         ("dsd-lab bench wirre", "did you mean 'wire'?"),
-        ("dsd-lab theory fsd-cost --tua 3", "did you mean --tau?"),
-        ("dsd-lab theory fsd-cost --tau two", "'two'"),
-        ("dsd-lab theory fsd-cost more", "'more'"),
-        ("dsd-lab theory fsd-cost --draft-price 1 2", "--target-price"),
-        ("dsd-lab theory fsd-cost --json no/such/folder/x.json", "make it first"),
-        ("dsd-lab theory fsd-cost --json .", "is a folder"),
-        ("dsd-lab theory fsd-cost --gamma", "--gamma"),
+        ("dsd-lab bench fleet --robts 3", "did you mean --robots?"),
+        ("dsd-lab bench fleet --replies two", "'two'"),
+        ("dsd-lab bench fleet more", "'more'"),
+        ("dsd-lab papers formula api_cost draft_in=1", "target_in"),
+        ("dsd-lab papers formula --json no/such/folder/x.json", "make it first"),
+        ("dsd-lab papers formula --json .", "is a folder"),
+        ("dsd-lab bench fleet --replies", "--replies"),
         ("dsd ask which --method drcg-kv", "dsd-lab ask --method drcg-kv"),
         ("dsd completion tcsh", "tcsh"),
         ("dsd decode --instruction x --mode fds", "did you mean 'fsd'?"),
@@ -135,8 +135,8 @@ def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
 
 @pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
 def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
-    words = line.format(*COST).split()
-    code, _, err = dsd(capsys, *words, "--draft-price", "1", "2", program=LAB)
+    words = line.format(*FORMULA).split()
+    code, _, err = dsd(capsys, *words, "predict", program=LAB)
     assert code == shared.EXIT_BAD_INPUT
     assert "Traceback" in err and err.splitlines()[-1].startswith("dsd-lab: ")
 
@@ -156,8 +156,8 @@ def test_whatever_goes_wrong_is_one_line_without_a_traceback(capsys, monkeypatch
     def fail() -> int:
         raise error
 
-    monkeypatch.setattr(LAB.app["theory"]["fsd-cost"], "default_command", fail)
-    found, out, err = dsd(capsys, *COST, program=LAB)
+    monkeypatch.setattr(LAB.app["papers"]["formula"], "default_command", fail)
+    found, out, err = dsd(capsys, *FORMULA, program=LAB)
     assert (found, out) == (code, "")
     assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
 
@@ -167,22 +167,22 @@ def test_an_interruption_while_a_command_loads_is_one_too(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(App, "parse_args", interrupted)
-    assert dsd(capsys, *COST, program=LAB) == (shared.EXIT_INTERRUPTED, "", "")
+    assert dsd(capsys, *FORMULA, program=LAB) == (shared.EXIT_INTERRUPTED, "", "")
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    with subprocess.Popen([*DSD_LAB, *COST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*DSD_LAB, *FORMULA], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == shared.EXIT_PIPE
 
 
 def test_json_takes_the_place_of_the_text_or_goes_to_a_file(capsys, tmp_path):
-    file = tmp_path / "cost.json"
-    _, text, _ = dsd(capsys, *COST, "--json", file, program=LAB)
-    assert "prices in dollars" in text
+    file = tmp_path / "formulas.json"
+    _, text, _ = dsd(capsys, *FORMULA, "--json", file, program=LAB)
+    assert "api_cost draft_in draft_out" in text
     for options in (["--json"], ["--json", "-"]):
-        code, out, err = dsd(capsys, *COST, *options, program=LAB)
+        code, out, err = dsd(capsys, *FORMULA, *options, program=LAB)
         assert (code, err) == (0, "")
         assert json.loads(out) == json.loads(file.read_text())
 

@@ -28,7 +28,7 @@ from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
+from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import CODE, BenchError, cell, check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
@@ -354,30 +354,16 @@ def _beside(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Tokens a second in all, and seconds a reply, over the number of robots."""
-    figure = new_figure(path, 9, 4)
-    speed, wait = figure.subplots(1, 2)
-    limits = list(dict.fromkeys(row["max_batch"] for row in report["rows"]))
-    for number, limit in enumerate(limits):
-        colour = (BLUE, GREEN, RED, YELLOW)[number % 4]
-        rows = [row for row in report["rows"] if row["max_batch"] == limit]
-        counts, label = [row["robots"] for row in rows], f"at most {limit} in a pass" if limit else "measured"
-        for axes, name in ((speed, "tokens_per_second"), (wait, "reply_seconds_median"), (wait, "reply_seconds_p95")):
-            said = f"{label}, 95th percentile" if name.endswith("p95") else label
-            style = ":" if name.endswith("p95") else "-"
-            axes.plot(counts, [row[name] for row in rows], "o" + style, color=colour, label=said, markersize=4)
-    if alone := next((row for row in report["rows"] if row["robots"] == 1), None):
-        most = max(row["robots"] for row in report["rows"])
-        speed.plot(
-            [1, most],
-            [n * alone["tokens_per_second"] for n in (1, most)],
-            color=GREY,
-            linewidth=0.8,
-            label="n times one robot",
-        )
-    speed.set_ylim(0, 1.3 * max(row["tokens_per_second"] for row in report["rows"]))
-    for axes, name in ((speed, "tokens a second in all"), (wait, "seconds a reply")):
-        axes.set_xlabel("robots")
-        axes.set_ylabel(name)
-        axes.legend(fontsize=8)
-    tidy(speed, wait)
-    figure.savefig(path)
+    names = {
+        "tokens a second in all": {"": "tokens_per_second"},
+        "seconds a reply": {"": "reply_seconds_median", ", 95th percentile": "reply_seconds_p95"},
+    }
+    panels = []
+    for title, figures in names.items():
+        curves = []
+        for limit in dict.fromkeys(row["max_batch"] for row in report["rows"]):
+            rows = [row for row in report["rows"] if row["max_batch"] == limit]
+            counts, label = [row["robots"] for row in rows], f"at most {limit} in a pass" if limit else "measured"
+            curves += [Curve(label + more, counts, [row[name] for row in rows]) for more, name in figures.items()]
+        panels.append(Panel("robots", title, curves))
+    draw_panels(path, f"{report['decode']['mode']} at profile {report['profile']['name']}", panels)

@@ -17,14 +17,13 @@ from dsd_lab.bench.pace import hold, paced
 from dsd_lab.bench.profiles import ASSUMPTIONS, Profile
 from dsd_lab.bench.queues import queues_of
 from dsd_lab.bench.real import REAL, measure_real
-from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes, text_scenes
+from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, Told, decode, held_out_scenes, said, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.report import BenchError, cell, check_range, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
@@ -45,13 +44,13 @@ def measure_modes(
     time_scale: float = 1.0,
     seed: int = 0,
     sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
-    progress: Callable[[int, int, Variant, DecodedReply], None] | None = None,
+    progress: Told | None = None,
 ) -> dict[str, Any]:
     """Decode ``images`` held-out pictures with every variant in turn; the report of ``modes_report``.
 
     A text model gets instructions instead: the first ones of ``prompts``, or of ``scenes.INSTRUCTIONS``.
     Every time of the profile is multiplied by ``time_scale`` while measuring, and reported times are divided by it.
-    progress(replies done, replies in all, variant, reply) after each reply. ValueErrors, ModelError, LinkError.
+    progress(share done, what) after each reply. ValueErrors, ModelError, LinkError.
     """
     _check(profile, variants, images, transport, time_scale)
     # One thread each: the models share this machine, and their threads would wait for each other.
@@ -80,7 +79,7 @@ def measure_modes(
                 measured[index].replies.append(reply)
                 done += 1
                 if progress is not None:
-                    progress(done, images * len(variants), variants[index], reply)
+                    progress(done / (images * len(variants)), said(variants[index].label, reply))
     setting = {"images": images, "seed": seed, "transport": transport, "time_scale": time_scale}
     return make_report(measured, profile, {"draft": robot, "target": cloud}, setting, sweeps)
 
@@ -93,19 +92,19 @@ def measure_assumptions(
     target: str,
     *,
     time_scale: float = 1.0,
-    progress: Callable[[int, int, Variant, DecodedReply], None] | None = None,
+    progress: Told | None = None,
 ) -> dict[str, Any]:
     """``measure_modes`` with all that the profile assumes beyond T_p and T_q, without each in turn, and without any.
 
     A row for each of these and each variant: what it takes, over ar of the same assumptions.
     """
     cases = ((), *((name,) for name in ASSUMPTIONS), ASSUMPTIONS)
-    rows, found, each = [], {}, images * len(variants)
+    rows, found = [], {}
     for number, case in enumerate(cases):
 
-        def told(done: int, _: int, variant: Variant, reply: DecodedReply, before: int = number * each) -> None:
+        def told(done: float, text: str, before: int = number) -> None:
             if progress is not None:
-                progress(before + done, len(cases) * each, variant, reply)
+                progress((before + done) / len(cases), text)
 
         found = measure_modes(
             profile.without(*case), variants, images, draft, target, time_scale=time_scale, progress=told

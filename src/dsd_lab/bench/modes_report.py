@@ -17,7 +17,7 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.streams import StreamTimes, acceptance, mean_seconds
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
-from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
+from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import CODE, BenchError, Row, cell, geometric, header, ratio, rounded, table
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof
 from dsd_ros.decoding.settings import DecodeSettings
@@ -52,7 +52,6 @@ _COLUMNS = (  # heading, key of a row, format
     ("limit", "limit_seconds", ".3f"),
 )
 Groups = dict[str, list[Row]]
-_COLOURS = (BLUE, RED, GREEN, "#8d5fa8", YELLOW, "#4a4a4a", "#17a2b8", "#d6336c")
 _POLICIES = {"client_queue", "server_queue"}
 _FIGURES = {"speedup": "times as fast as the target alone (ar)", "miss_rate": "pre-draft miss rate, %"}
 _NAMES = {
@@ -142,7 +141,7 @@ def _limit(rows: Sequence[Row], profile: Profile) -> Row | None:
         return None
     times, n = profile.times, drafted["tokens_per_reply"]
     prefill, t_c = times.target_prefill_s or times.target_s, (profile.link.delay_up_s + profile.link.delay_down_s) / 2
-    alpha = theory.alpha_of(tau=drafted["tau"], gamma=drafted["draft_length"])
+    alpha = theory.acceptance_of(tau=drafted["tau"], gamma=drafted["draft_length"])
     gamma, seconds = theory.sequence_limit(
         n=n, alpha=alpha, t_p=times.draft_s, t_q=times.target_s, t_c=t_c, prefill=prefill, longest=MAX_DRAFT_LENGTH
     )
@@ -339,75 +338,26 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw a report into ``path``: lines over a swept number, groups of bars with a swept word, else a bar per mode."""
+    """Draw a report into ``path``: lines over the first swept number, else a bar per mode; BenchError, PlotError."""
     rows, sweep = report["rows"], report["sweep"]
-    numbers = [name for name, values in sweep.items() if all(isinstance(value, (int, float)) for value in values)]
-    figures = [f for f in _FIGURES if any(row[f] is not None for row in rows)]
-    if not figures:
+    swept = next((name for name, values in sweep.items() if all(isinstance(v, int | float) for v in values)), None)
+    panels = []
+    for figure, title in _FIGURES.items():
+        shown = [row for row in rows if row[figure] is not None]
+        if not shown:
+            continue
+        if swept is None:
+            curves = [Curve("", [row["label"] for row in shown], _heights(shown, figure))]
+        else:
+            curves = [
+                Curve(label, [row["settings"][swept] for row in points], _heights(points, figure))
+                for label, points in _groups(rows, figure, swept).items()
+            ]
+        level = 1.0 if figure == "speedup" else None
+        panels.append(Panel(_NAMES.get(swept, swept) if swept else "", title, curves, level=level))
+    if not panels:
         raise BenchError("there is nothing to draw: measure mode ar too, or one that drafts ahead")
-    canvas = new_figure(path, 4.5 * len(figures), 3.8)
-    panels = list(zip(canvas.subplots(1, len(figures), squeeze=False)[0], figures, strict=True))
-    if not numbers:
-        for axes, figure in panels:
-            _plain_bars(axes, rows, figure)
-    else:
-        groups = {figure: _groups(rows, figure, numbers[0]) for figure in figures}
-        names = dict.fromkeys(label for found in groups.values() for label in found)
-        colours = {label: _COLOURS[n % len(_COLOURS)] for n, label in enumerate(names)}
-        look = _lines if len(numbers) == len(sweep) else _bars
-        for axes, figure in panels:
-            look(axes, groups[figure], figure, numbers[0], sweep[numbers[0]], colours)
-            _dress(axes, figure, _NAMES.get(numbers[0], numbers[0]), sweep.keys() >= _POLICIES)
-    canvas.suptitle(f"{report['profile']}, {pictures(report)}", fontsize=10)
-    canvas.savefig(path)
-
-
-def _dress(axes: Any, figure: str, swept: str, policies: bool) -> None:
-    axes.set(xlabel=swept, ylabel=_FIGURES[figure])
-    if figure == "speedup":
-        axes.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set_ylim(bottom=0.0, top=1.25 * axes.get_ylim()[1])  # room for the legend
-    tidy(axes, grid="y")
-    handles, labels = axes.get_legend_handles_labels()
-    title = "client / server queue" if policies else None
-    columns = 3 if len(handles) > 3 else 1
-    axes.legend(handles, labels, title=title, title_fontsize=7, frameon=False, fontsize=7, ncols=columns)
-
-
-def _lines(axes: Any, groups: Groups, figure: str, name: str, values: Sequence[Any], colours: dict[str, str]) -> None:
-    """A line for each mode (and each value of the other sweeps) over the setting ``name``."""
-    for label, points in groups.items():
-        points.sort(key=lambda row: row["settings"][name])
-        errors = [row["speedup_spread"] for row in points] if figure == "speedup" else None
-        axes.errorbar(
-            [row["settings"][name] for row in points], _heights(points, figure), errors, color=colours[label],
-            label=label, marker="o", markersize=4, capsize=2, linewidth=1.4, elinewidth=0.7,
-        )  # fmt: skip
-    axes.set_xticks(values)
-
-
-def _bars(axes: Any, groups: Groups, figure: str, name: str, values: Sequence[Any], colours: dict[str, str]) -> None:
-    """Groups over the setting ``name``, and in each a bar for every combination of the others."""
-    width = 0.8 / max(1, len(groups))
-    for number, (label, points) in enumerate(groups.items()):
-        offset = (number - (len(groups) - 1) / 2) * width
-        places = [values.index(row["settings"][name]) + offset for row in points]
-        axes.bar(places, _heights(points, figure), width * 0.92, color=colours[label], label=label)
-    axes.set_xticks(range(len(values)), [str(value) for value in values])
-
-
-def _plain_bars(axes: Any, rows: Sequence[Row], figure: str) -> None:
-    """A horizontal bar for every mode, the first one on top: names of modes with settings are long."""
-    shown = [row for row in rows if row[figure] is not None]
-    spreads = [row["speedup_spread"] for row in shown] if figure == "speedup" else None
-    axes.barh(range(len(shown)), _heights(shown, figure), 0.7, xerr=spreads, color=BLUE, capsize=3)
-    axes.set_yticks(range(len(shown)), [row["label"].replace("+", "+\n") for row in shown], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel(_FIGURES[figure])
-    if figure == "speedup":
-        axes.axvline(1.0, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set_xlim(left=0.0)
-    tidy(axes, grid="x")
+    draw_panels(path, f"{report['profile']}, {pictures(report)}", panels)
 
 
 def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
@@ -422,6 +372,8 @@ def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
             parts.append(f"{own.pop('client_queue')} / {own.pop('server_queue')}")
         parts += [f"{_NAMES.get(key, key)} {value}" for key, value in own.items()]
         groups.setdefault(", ".join(parts), []).append(row)
+    for points in groups.values():
+        points.sort(key=lambda row: row["settings"][name])
     return groups
 
 

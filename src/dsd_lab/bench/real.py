@@ -21,12 +21,11 @@ import torch
 from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.overhead import verifier_process
 from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes, text_scenes
+from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, Told, decode, held_out_scenes, said, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.report import geometric, ratio
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -38,7 +37,6 @@ SETTLED = 2  # replies after which a session has found its way
 # The verifier lets robots go first whose next round is about to come (wire/turns.py), and a mode that has just decoded
 # looks like one. On a robot nothing else decodes.
 PAUSE_S = 0.2
-Told = Callable[[int, int, Variant, DecodedReply], None]
 
 
 def measure_real(
@@ -88,7 +86,7 @@ def measure_real(
                 measured[index].replies.append(reply)
                 done += 1
                 if progress is not None:
-                    progress(done, images * len(variants), variants[index], reply)
+                    progress(done / (images * len(variants)), said(variants[index].label, reply))
             if greedy:
                 seconds, tokens = generate(alone, scene, longest, stock)
                 generated.append(seconds)

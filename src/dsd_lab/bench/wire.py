@@ -8,14 +8,14 @@ rate, which may cost time and no token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dsd_lab.bench import scenes as ask
 from dsd_lab.bench.pace import hold, paced
-from dsd_lab.bench.scenes import Scene, held_out_scenes, text_scenes
+from dsd_lab.bench.scenes import Scene, Told, held_out_scenes, said, text_scenes
 from dsd_lab.bench.wire_report import ALONE, PAIR, Contender, Distances, WireSetting, computed_seconds, make_report
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
@@ -33,14 +33,11 @@ _MODES = {ALONE: "ar", "full": "dsd", "split": "dssd", "truncated": "tslt", "cou
 
 
 def measure_wire(
-    setting: WireSetting,
-    draft: ModelSettings,
-    target: ModelSettings,
-    progress: Callable[[int, int, str, DecodedReply], None] | None = None,
+    setting: WireSetting, draft: ModelSettings, target: ModelSettings, progress: Told | None = None
 ) -> dict[str, Any]:
     """Ask the same questions with every proof and shape; the report as JSON. ValueErrors, ModelError, LinkError.
 
-    progress(replies done, replies in all at most, label, reply) after each reply.
+    progress(share done at least, what) after each reply.
     """
     scenes = (text_scenes if setting.model == "text" else held_out_scenes)(setting.images)
     robot, cloud = paced(load_model(draft)), paced(load_model(target))
@@ -53,7 +50,7 @@ def measure_wire(
         reply = ask.decode(channel, robot, dataclasses.replace(one.decode, seed=seed), scenes[number])
         done += 1
         if progress is not None:
-            progress(done, total, one.label, reply)
+            progress(done / total, said(one.label, reply))
         return reply
 
     with VerifierEngine(cloud) as engine:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import signal
 import sys
 import tempfile
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,35 @@ ModesDecoding = decode_flags(draft_length="the profile's")
 WireDecoding = decode_flags("draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens", temperature=1.0)
 
 
-def _finish(report: dict[str, Any], text: str, args: Any, draw: Any = None) -> None:
-    """Print a report, write it as JSON and draw its plot, as far as that was asked for."""
-    print(text)
+def _run(
+    measure: Callable[..., dict[str, Any]],
+    render: Callable[[dict[str, Any]], str],
+    args: Any,
+    *,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
+    holds: str | Callable[[dict[str, Any]], bool] = "",
+    **given: Any,
+) -> int:
+    """Measure, print the report, write it as JSON and draw it, as far as that was asked for; the exit code.
+
+    ``measure`` gets what it takes of ``given`` and of ``args``, by name. ``holds``: what must hold of the
+    report, or its entry that must not be False.
+    """
+    if draw is not None and args.plot is not None:
+        from dsd_lab.plotting import check_plot
+
+        check_plot(args.plot)
+    if hasattr(args, "draft") and "draft" not in given:
+        given |= _models(args)
+    with Progress() as bar:
+        known = vars(args) | {"progress": bar.to} | given
+        report = measure(**{name: known[name] for name in inspect.signature(measure).parameters if name in known})
+    print(render(report))
     write_json(args.json, report)
     if draw is not None and args.plot is not None:
         draw(report, args.plot)
+    held = holds(report) if callable(holds) else not holds or report[holds] is not False
+    return EXIT_DONE if held else EXIT_GOAL_MISSED
 
 
 def _same(args: Any, kind: Any) -> dict[str, Any]:
@@ -71,13 +96,32 @@ def _given(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(settings).items() if value is not None}
 
 
+PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
+
+
 @arguments
-class BenchOverheadArguments:
-    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
-    replies: int = flag(30, "replies per transport")
+class PairArguments:
+    """A draft and a target, and where the report goes."""
+
     draft: str = model_option("draft")
     target: str = model_option("target")
     json: Path | None = json_option()
+
+
+@arguments
+class HeldArguments(PairArguments):
+    """The pair held to a profile's times."""
+
+    profile: str = flag("go2-a100", PROFILE)
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
+    )
+
+
+@arguments
+class BenchOverheadArguments(PairArguments):
+    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
+    replies: int = flag(30, "replies per transport")
 
 
 @command.command
@@ -91,13 +135,9 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     """
     from dsd_lab.bench.overhead import measure_overhead, render
 
-    with Progress() as bar:
-        report = measure_overhead(args.transports.split(","), args.replies, **_models(args), progress=bar.to)
-    _finish(report, render(report), args)
-    return EXIT_DONE
+    return _run(measure_overhead, render, args, transports=args.transports.split(","))
 
 
-PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
 TEXT_MODEL = (
     "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
     "text: the pretrained SmolLM2-135M"
@@ -105,8 +145,7 @@ TEXT_MODEL = (
 
 
 @arguments
-class BenchModesArguments:
-    profile: str = flag("go2-a100", PROFILE)
+class BenchModesArguments(HeldArguments):
     modes: str = flag(
         "ar,dsd,fsd",
         "separated by commas or spaces; a mode may have settings of its own: "
@@ -119,9 +158,6 @@ class BenchModesArguments:
     images: int = flag(8, "pictures, or instructions for a text model")
     model: str = flag("", TEXT_MODEL, metavar="DIR")
     prompts: Path | None = flag(None, "instructions for a text model, one a line (default: eight of the bench's own)")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
     transport: str = flag(
         "local",
         "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
@@ -133,10 +169,7 @@ class BenchModesArguments:
         "", "leave these of the profile's times out: prefill, exits, batch, threads", metavar="ASSUMPTION,..."
     )
     decoding: ModesDecoding = part(ModesDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     plot: Path | None = file_option("draw speed-up and miss rate (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -152,29 +185,16 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.scenes import read_prompts
     from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
-    from dsd_lab.plotting import check_plot
 
     profile = load_profile(args.profile).without(*filter(None, args.without.split(",")))
-    if args.plot is not None:
-        check_plot(args.plot)
     common = _given(args.decoding)
     sweeps = [parse_sweep(text) for text in args.sweep]
-    variants = crossed(parse_modes(args.modes, common, profile.gamma), sweeps)
-    with Progress() as bar:
-        report = measure_modes(
-            profile,
-            variants,
-            args.images,
-            **(_text_models(args) if args.model else _models(args)),
-            prompts=read_prompts(args.prompts) if args.prompts is not None else (),
-            transport=args.transport,
-            time_scale=args.time_scale,
-            seed=common.get("seed", 0),
-            sweeps=sweeps,
-            progress=lambda done, total, variant, reply: bar.to(done / total, _said(variant.label, reply)),
-        )
-    _finish(report, render(report), args, draw)
-    return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
+    return _run(
+        measure_modes, render, args, draw=draw, holds="exact", profile=profile, sweeps=sweeps,
+        variants=crossed(parse_modes(args.modes, common, profile.gamma), sweeps), seed=common.get("seed", 0),
+        prompts=read_prompts(args.prompts) if args.prompts is not None else (),
+        **(_text_models(args) if args.model else {}),
+    )  # fmt: skip
 
 
 def _text_models(args: Any) -> dict[str, Any]:
@@ -188,16 +208,10 @@ def _text_models(args: Any) -> dict[str, Any]:
 
 
 @arguments
-class BenchAssumptionsArguments:
+class BenchAssumptionsArguments(HeldArguments):
     profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
     modes: str = flag("ar,stream,dsd,fsd", "as in bench modes")
     images: int = flag(4, "pictures")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -212,17 +226,8 @@ def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -
     from dsd_lab.bench.sweeps import parse_modes
 
     profile = load_profile(args.profile)
-    with Progress() as bar:
-        report = measure_assumptions(
-            profile,
-            parse_modes(args.modes, {}, profile.gamma),
-            args.images,
-            **_models(args),
-            time_scale=args.time_scale,
-            progress=lambda done, total, variant, reply: bar.to(done / total, _said(variant.label, reply)),
-        )
-    _finish(report, render_assumptions(report), args)
-    return EXIT_DONE
+    variants = parse_modes(args.modes, {}, profile.gamma)
+    return _run(measure_assumptions, render_assumptions, args, profile=profile, variants=variants)
 
 
 @arguments
@@ -254,40 +259,25 @@ def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
     common = {"max_tokens": 128, **_given(args.decoding)}
     usual = MODES_SAMPLED if common.get("temperature", 0.0) > 0.0 else MODES_GREEDY
     variants = parse_modes(args.modes or usual, common, profile.gamma)
-    with Progress() as bar:
-        report = measure_spec(
-            profile,
-            variants,
-            args.questions,
-            **_text_models(args),
-            per_task=args.per_category,
-            cache=args.cache,
-            progress=bar.to,
-        )
-    _finish(report, render(report), args)
-    return EXIT_DONE
+    return _run(
+        measure_spec, render, args, profile=profile, variants=variants, file=args.questions, per_task=args.per_category,
+        **_text_models(args),
+    )  # fmt: skip
 
 
 @arguments
-class BenchFleetArguments:
-    profile: str = flag("go2-a100", PROFILE)
+class BenchFleetArguments(HeldArguments):
     mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
     robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
     batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
     replies: int = flag(3, "pictures that each robot decodes")
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
     decoding: ModesDecoding = part(ModesDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     link: VerifierFlags = part(VerifierFlags)
     metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
     greedy_robot: str = flag(
         "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
     )
     plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -301,32 +291,19 @@ def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
     from dsd_lab.bench.fleet import draw, measure_fleet, render
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.sweeps import parse_modes
-    from dsd_lab.plotting import check_plot
 
-    if args.plot is not None:
-        check_plot(args.plot)
     profile = load_profile(args.profile)
     variants = parse_modes(args.mode, _given(args.decoding), profile.gamma)
     if len(variants) != 1:
         raise ValueError(f"--mode {args.mode} names several modes; measure one at a time")
     if args.metrics and not args.link.verifier:
         raise ValueError("--metrics is the page of a verifier at an address; give --verifier too, or leave it out")
-    with Progress() as bar:
-        report = measure_fleet(
-            profile,
-            variants[0].decode,
-            whole_numbers("robots", args.robots),
-            whole_numbers("batches", args.batches),
-            args.replies,
-            **_models(args),
-            time_scale=args.time_scale,
-            dial=args.link.channel if args.link.verifier else None,
-            metrics=args.metrics,
-            greedy=[kind for kind in args.greedy_robot.split(",") if kind],
-            progress=bar.to,
-        )
-    _finish(report, render(report), args, draw)
-    return EXIT_GOAL_MISSED if report["exact"] is False else EXIT_DONE
+    return _run(
+        measure_fleet, render, args, draw=draw, holds="exact", profile=profile, settings=variants[0].decode,
+        robots=whole_numbers("robots", args.robots), batches=whole_numbers("batches", args.batches),
+        dial=args.link.channel if args.link.verifier else None,
+        greedy=[kind for kind in args.greedy_robot.split(",") if kind],
+    )  # fmt: skip
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
@@ -337,12 +314,8 @@ def whole_numbers(name: str, text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def _said(label: str, reply: Any) -> str:
-    return f"{label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s"
-
-
 @arguments
-class BenchWireArguments:
+class BenchWireArguments(PairArguments):
     model: str = flag(
         "pair",
         "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
@@ -373,10 +346,7 @@ class BenchWireArguments:
         "", "hold the models to the times of this one of config/profiles.yaml (default: this machine's speed)"
     )
     decoding: WireDecoding = part(WireDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     plot: Path | None = file_option("draw kept mass, acceptance and seconds (.png, .svg, .pdf)")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -399,12 +369,9 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
         parse_uplinks,
         render,
     )
-    from dsd_lab.plotting import check_plot
     from dsd_ros.decoding.settings import DecodeSettings
     from dsd_ros.vlm.loading import ModelSettings
 
-    if args.plot is not None:
-        check_plot(args.plot)
     # Greedy drafts need no proof; formulas need drafts of one length.
     common = {"mode": "dsd", "temperature": 1.0, **_given(args.decoding)}
     if args.model == "text":
@@ -419,12 +386,7 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
         draft, target = text_models(args.draft, args.target)
     else:  # one thread each: the models share this machine, and their threads would wait for each other
         draft, target = (ModelSettings(path, threads=1) for path in _models(args).values())
-    with Progress() as bar:
-        report = measure_wire(
-            setting, draft, target, progress=lambda done, total, label, reply: bar.to(done / total, _said(label, reply))
-        )
-    _finish(report, render(report), args, draw_wire)
-    return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
+    return _run(measure_wire, render, args, draw=draw_wire, holds="exact", setting=setting, draft=draft, target=target)
 
 
 @arguments
@@ -454,21 +416,10 @@ def gpu(args: BenchGpuArguments = BenchGpuArguments()) -> int:
     from dsd_lab.bench.gpu_models import SIZES_FILE
 
     width, height = _picture_size(args.picture)
-    with Progress() as bar:
-        report = measure_gpu(
-            args.device,
-            args.draft_size,
-            args.target_size,
-            model_path(args.tokenizer, "target"),
-            seconds=args.seconds,
-            height=height,
-            width=width,
-            sizes=args.sizes or SIZES_FILE,
-            robot=args.robot,
-            progress=bar.to,
-        )
-    _finish(report, render(report), args)
-    return EXIT_DONE if report["agrees"] else EXIT_GOAL_MISSED
+    return _run(
+        measure_gpu, render, args, holds="agrees", draft=args.draft_size, target=args.target_size, width=width,
+        height=height, tokenizer=model_path(args.tokenizer, "target"), sizes=args.sizes or SIZES_FILE,
+    )  # fmt: skip
 
 
 @arguments
@@ -497,23 +448,13 @@ def real_size(args: BenchRealSizeArguments = BenchRealSizeArguments()) -> int:
     from dsd_lab.bench.real_size import MODES, measure_real_size, render
 
     width, height = _picture_size(args.picture)
-    with tempfile.TemporaryDirectory() as own, Progress() as bar:
-        report = measure_real_size(
-            args.size,
-            args.folder or Path(own),
-            draft_layers=args.draft_layers,
+    with tempfile.TemporaryDirectory() as own:
+        return _run(
+            measure_real_size, render, args, holds="exact", folder=args.folder or Path(own), width=width, height=height,
             modes=MODES if args.modes == "all" else [name for name in args.modes.split(",") if name],
-            precisions=[name for name in args.precisions.split(",") if name],
-            max_tokens=args.max_tokens,
-            threads=args.threads,
-            height=height,
-            width=width,
-            sizes=args.sizes or SIZES_FILE,
-            progress=bar.to,
+            precisions=[name for name in args.precisions.split(",") if name], sizes=args.sizes or SIZES_FILE,
             keep=lambda so_far: write_json(None if args.json == STDOUT else args.json, so_far),
-        )
-    _finish(report, render(report), args)
-    return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
+        )  # fmt: skip
 
 
 def _picture_size(text: str) -> tuple[int, int]:
@@ -525,14 +466,11 @@ def _picture_size(text: str) -> tuple[int, int]:
 
 
 @arguments
-class BenchSoakArguments:
+class BenchSoakArguments(PairArguments):
     replies: int = flag(2000, "how many to decode")
     mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
     max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
     decoding: AnyDecoding = part(AnyDecoding)
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -548,18 +486,7 @@ def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
     variants = parse_modes(args.mode, _given(args.decoding))
     if len(variants) != 1:
         raise ValueError(f"--mode {args.mode} names several modes; soak one at a time")
-    with Progress() as bar:
-        report = measure(
-            variants[0].decode,
-            args.replies,
-            **_models(args),
-            max_growth_mb=args.max_growth_mb,
-            progress=lambda sample: bar.to(
-                sample["replies"] / args.replies, f"{sample['memory_mb']:.0f} MB, {sample['threads']:g} threads"
-            ),
-        )
-    _finish(report, render(report), args)
-    return EXIT_DONE if report["steady"] else EXIT_GOAL_MISSED
+    return _run(measure, render, args, holds="steady", settings=variants[0].decode)
 
 
 @arguments
@@ -578,35 +505,26 @@ def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
     Starts the safety supervisor, drives it over DDS as robot, navigation and operator do, provokes every cause and
     times how long cmd_vel goes on commanding motion. Exits with 1 if that is ever more than half a second.
     """
-    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, SafetyBenchError, measure_safety, render
+    from dsd_lab.faults.safety_bench import LIMIT_S, SafetyBenchError, measure_safety, render
 
     causes = None if args.causes == "all" else args.causes.split(",")
-    count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)
     try:
-        with Progress() as bar:
-            report = measure_safety(
-                args.trials,
-                causes,
-                lambda name, times: bar.step(count, f"{name}: worst {max(times):.3f} s"),
-                args.load,
-                realtime=not args.no_realtime,
-            )
+        return _run(
+            measure_safety, render, args, holds=lambda report: report["worst_s"] <= LIMIT_S, causes=causes,
+            realtime=not args.no_realtime,
+        )  # fmt: skip
     except SafetyBenchError as error:
         raise CommandError(error, EXIT_GOAL_MISSED) from error
-    _finish(report, render(report), args)
-    return EXIT_DONE if report["worst_s"] <= LIMIT_S else EXIT_GOAL_MISSED
 
 
 @arguments
-class BenchFaultsArguments:
+class BenchFaultsArguments(PairArguments):
     count: int = flag(100, "how many faults")
     seed: int = flag(0, "which plan of faults to follow")
     transport: str = flag(
         "both", "how robot and verifier talk; both: half of the faults each", choices=("both", "websocket", "dds")
     )
     mode: str = flag("dsd", "decoding mode")
-    draft: str = model_option("draft")
-    target: str = model_option("target")
     log: Path | None = file_option("write what the processes print to FILE")
     json: Path | None = json_option("everything")
 
@@ -636,7 +554,8 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
             report = measure_faults(settings, functools.partial(_trial, bar), log)
     except FaultBenchError as error:
         raise CommandError(error, EXIT_LINK) from error
-    _finish(report, render(report), args)
+    print(render(report))
+    write_json(args.json, report)
     if report["interrupted"]:
         return EXIT_INTERRUPTED
     return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
@@ -652,45 +571,11 @@ def _trial(bar: Progress, number: int, count: int, trial: Any) -> None:
 
 
 @arguments
-class BenchViewArguments:
-    pairs: int = flag(120, "pairs of replies, one with views and one without")
-    mode: str = flag("fsd", "decoding mode")
-    json: Path | None = json_option()
-
-
-@command.command(name="view")
-def view(args: BenchViewArguments = BenchViewArguments()) -> int:
-    """What overlay and live page cost.
-
-    Runs the simulated robot, the decoder, the visualization node with somebody looking, and the live page; prints the
-    share of a CPU core the views take at 15 pictures a second, and how much longer replies take with them than with
-    the views held. Exits with 1 if that is more than 5 % of a core, or more than 3 % of a reply beyond twice its
-    standard error.
-    """
-    from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
-
-    if args.pairs < 1:
-        raise ValueError("--pairs must be at least 1")
-    try:
-        with Progress() as bar:
-            report = measure_views(args.pairs, args.mode, lambda line: bar.step(args.pairs, line))
-    except ViewBenchError as error:
-        raise CommandError(error, EXIT_GOAL_MISSED) from error
-    _finish(report, render(report), args)
-    surely = report["reply_percent"] - 2 * report["reply_percent_standard_error"]
-    missed = report["core_percent_together"] > CORE_LIMIT or surely > REPLY_LIMIT
-    return EXIT_GOAL_MISSED if missed else EXIT_DONE
-
-
-@arguments
-class BenchPicturesArguments:
+class BenchPicturesArguments(PairArguments):
     profile: str = flag("lte", "whose link the pictures cross")
     images: int = flag(8, "camera pictures, each of another world")
     width: int = flag(1280, "of a picture, pixels")
     height: int = flag(720, "of a picture, pixels")
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
 
 
 @command.command
@@ -703,11 +588,7 @@ def pictures(args: BenchPicturesArguments = BenchPicturesArguments()) -> int:
     from dsd_lab.bench.pictures import measure_pictures, render
     from dsd_lab.bench.profiles import load_profile
 
-    sides = (args.width, args.height)
-    with Progress() as bar:
-        report = measure_pictures(load_profile(args.profile), args.images, sides, **_models(args), progress=bar.to)
-    _finish(report, render(report), args)
-    return EXIT_DONE
+    return _run(measure_pictures, render, args, profile=load_profile(args.profile), sides=(args.width, args.height))
 
 
 _MODEL = (
@@ -775,23 +656,17 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     longest round trip.
     """
     from dsd_lab.dragon import bench as bench_of
-    from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
-    if args.plot is not None:
-        check_plot(args.plot)
     bench = bench_of.DragonBench(**_same(args, bench_of.DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
+    model, encoder = _load(args.model), SentenceEncoder()
     if args.bytes:
-        report = bench_of.measure_bytes(
-            _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
-        )
-        _finish(report, bench_of.render_bytes(report), args)
-        return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
-    variants = bench_of.variants_named(args.variants)
-    with Progress() as bar:
-        report = bench_of.measure_dragon(bench, _load(args.model), SentenceEncoder(), variants, progress=bar.to)
-    _finish(report, bench_of.render(report), args, bench_of.draw_dragon)
-    return EXIT_DONE if all(report["reached"].values()) else EXIT_GOAL_MISSED
+        return _run(bench_of.measure_bytes, bench_of.render_bytes, args, holds="reached", model=model, encoder=encoder)
+    return _run(
+        bench_of.measure_dragon, bench_of.render, args, draw=bench_of.draw_dragon, bench=bench, model=model,
+        encoder=encoder, variants=bench_of.variants_named(args.variants),
+        holds=lambda report: all(report["reached"].values()),
+    )  # fmt: skip
 
 
 @command.command(name="dragon-lm")
@@ -803,18 +678,8 @@ def dragon_lm(args: BenchLmArguments = BenchLmArguments()) -> int:
     than one prompt with the same documents.
     """
     from dsd_lab.dragon.lm import LmSetting, draw_lm, measure_lm, render
-    from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
-    if args.plot is not None:
-        check_plot(args.plot)
     setting = LmSetting(**_same(args, LmSetting) | {"documents": numbers_of(args.documents, "--documents", int)})
-    with Progress() as bar:
-        report = measure_lm(
-            setting,
-            _load(args.model, threads=0),
-            SentenceEncoder(),
-            lambda done, total: bar.to(done / total, f"window {done}"),
-        )
-    _finish(report, render(report), args, draw_lm)
-    return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
+    given = {"setting": setting, "model": _load(args.model, threads=0), "encoder": SentenceEncoder()}
+    return _run(measure_lm, render, args, draw=draw_lm, holds="reached", **given)

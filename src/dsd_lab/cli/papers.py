@@ -7,13 +7,13 @@ from pathlib import Path
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, file_option, flag, model_option, model_path, output_file, word
-from dsd_ros.cli.shared import EXIT_DONE
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, output_file, word
+from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.cli.terminal import Progress
 
-command = App(name="papers", help="Every table and figure of the four papers, beside formulas and measurements.")
+command = App(name="papers", help="The four papers: every table and figure, and their formulas for any numbers.")
 
-STUDIES = ("cost", "tslt", "text", "batch", "queues")
+STUDIES = ("cost", "tslt", "text", "batch", "queues", "scheduling")
 
 
 @arguments
@@ -27,10 +27,18 @@ class MeasureArguments:
     draft: str = model_option("draft")
     target: str = model_option("target")
     json: Path | None = flag(
-        None,
-        "write the report to FILE (default: benchmarks/papers-STUDY.json), and continue one that is there",
-        convert=output_file,
+        None, "write the report to FILE (default: benchmarks/papers-STUDY.json)", convert=output_file
     )
+    plot: Path | None = file_option("draw the study scheduling (.png, .svg, .pdf)")
+
+
+@arguments
+class FormulaArguments:
+    name: str = word("", "a formula's name (none: all of them are listed)")
+    values: list[str] = word(
+        [], "NAME=VALUE of each argument, such as tau=2.5; lists with commas", metavar="NAME=VALUE"
+    )
+    json: Path | None = json_option()
 
 
 def _checkout() -> Path:
@@ -57,11 +65,12 @@ def page(args: PageArguments = PageArguments()) -> int:
 
 @command.command
 def measure(args: MeasureArguments) -> int:
-    """Count tokens, rounds, bytes and passes for the tables (minutes; cost and tslt are resumable).
+    """Count tokens, rounds, bytes and passes for the tables (minutes).
 
     cost: what a provider could bill (FSD Table 1). tslt: K and rho with the shipped pair (TSLT Figures 3 to 6). text:
     draft lengths and truncations with SmolLM2-135M (DSSD Tables 2 and 3, TSLT). batch: passes over 1 to 64 sequences
-    (FSD Table 9). queues: few workers on a slow downlink (FSD Table 7, Figure 4a).
+    (FSD Table 9). queues: few workers on a slow downlink (FSD Table 7, Figure 4a). scheduling: simulated answers by
+    which side aggregates (DRAGON Figure 8).
     """
     from dsd_lab.reproduce import measure as studies
     from dsd_lab.reproduce.acceptances import measure_text
@@ -73,10 +82,26 @@ def measure(args: MeasureArguments) -> int:
             measure_text(out, bar.to)
         elif args.study == "batch":
             studies.measure_batches(out, bar.to)
+        elif args.study == "scheduling":
+            studies.measure_scheduling(out, args.plot)
         elif args.study == "queues":
             studies.measure_queues(out, **models, progress=bar.to)
         else:
             study = studies.cost_study() if args.study == "cost" else studies.tslt_study()
             studies.measure(study, out, **models, progress=bar.to)
     print(f"{out} is written")
+    return EXIT_DONE
+
+
+@command.command
+def formula(args: FormulaArguments = FormulaArguments()) -> int:
+    """A formula of the papers for your numbers; without a name, the list of them.
+
+    docs/theory.md explains them. Times are in seconds, rates in bit/s.
+    """
+    from dsd_lab.papers.formulas import FORMULAS, described, evaluate
+
+    found = evaluate(args.name, args.values) if args.name else {name: described(name) for name in FORMULAS}
+    print("\n".join(f"{name:16} {value}" if args.name else value for name, value in found.items()))
+    write_json(args.json, found)
     return EXIT_DONE

@@ -169,7 +169,7 @@ def score_window(
 
 
 def measure_lm(
-    setting: LmSetting, model: Any, encoder: Encoder, progress: Callable[[int, int], None] | None = None
+    setting: LmSetting, model: Any, encoder: Encoder, progress: Callable[[float, str], object] | None = None
 ) -> dict[str, Any]:
     """Perplexities of windows of held-out text, by method and number of documents. BenchError."""
     # One token is left for the line break that ends a passage.
@@ -195,7 +195,7 @@ def measure_lm(
             for place, row in enumerate(rows):
                 sums[method][place].append(float(row.mean()))
         if progress is not None:
-            progress(number + 1, setting.windows)
+            progress((number + 1) / setting.windows, f"window {number + 1}")
     return _report(setting, model, len(corpus.passages), sums)
 
 

@@ -354,7 +354,7 @@ PROVOCATIONS = (
 def measure_safety(
     trials: int,
     causes: Sequence[str] | None = None,
-    progress: Callable[[str, Sequence[float]], None] | None = None,
+    progress: Callable[[float, str], object] | None = None,
     load: int = 0,
     realtime: bool = True,
 ) -> dict[str, Any]:
@@ -384,7 +384,7 @@ def measure_safety(
                 for provocation in group_of:
                     times = [standin.trial(provocation) for _ in range(trials)]
                     if progress is not None:
-                        progress(provocation.name, times)
+                        progress((len(rows) + 1) / len(wanted), f"{provocation.name}: worst {max(times):.3f} s")
                     row = {"provocation": provocation.name, "cause": provocation.cause.name, "trials": len(times)}
                     figures = {"median_s": statistics.median(times), "worst_s": max(times)}
                     rows.append(row | {name: round(value, 4) for name, value in figures.items()})

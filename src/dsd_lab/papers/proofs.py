@@ -18,15 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive, check_shares
+from dsd_lab.papers.theory import TheoryError, check_amounts, check_gamma, check_positive, check_shares
 
 PROOFS = ("full", "split", "truncated", "coupled")
-
-
-def check_gamma(gamma: int) -> None:
-    """TheoryError unless a round drafts something."""
-    if gamma < 1:
-        raise TheoryError(f"gamma is {gamma}; draft at least 1 token a round")
 
 
 def _check_config(config: Sequence[int]) -> None:
@@ -35,24 +29,6 @@ def _check_config(config: Sequence[int]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- tokens
-
-
-def expected_tokens(*, alpha: float, gamma: int) -> float:
-    """Tokens a round gains: (1 - alpha^(gamma + 1)) / (1 - alpha), gamma + 1 at alpha = 1; TSLT equation 8."""
-    check_gamma(gamma)
-    check_shares(alpha=alpha)
-    return 1 + accepted_tokens([alpha] * gamma)
-
-
-def acceptance_of(*, tau: float, gamma: int) -> float:
-    """The alpha at which a round of gamma drafted tokens gains tau: ``expected_tokens`` inverted, by bisection."""
-    if not 1 <= tau <= gamma + 1:
-        raise TheoryError(f"tau is {tau}; a round of {gamma} drafted tokens gains 1 to {gamma + 1}")
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(alpha=middle, gamma=gamma) < tau else (low, middle)
-    return high
 
 
 def accepted_tokens(rates: Sequence[float]) -> float:

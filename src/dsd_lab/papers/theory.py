@@ -44,9 +44,14 @@ def check_shares(**values: float) -> None:
             raise TheoryError(f"{name} is {value}; give a share from 0 to 1")
 
 
-def _check_round(tau: float, gamma: float) -> None:
+def check_gamma(gamma: float) -> None:
+    """TheoryError unless a round drafts something."""
     if gamma < 1:
         raise TheoryError(f"gamma is {gamma}; draft at least 1 token a round")
+
+
+def _check_round(tau: float, gamma: float) -> None:
+    check_gamma(gamma)
     if not 1 <= tau <= gamma + 1:
         raise TheoryError(f"tau is {tau}; a round of {gamma} drafted tokens gains 1 to {gamma + 1}")
 
@@ -84,19 +89,21 @@ def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
     return n / tau * t_q + 2 * t_c
 
 
-def expected_tokens(*, alpha: float, gamma: float) -> float:
-    """tau of drafts of ``gamma`` tokens, each accepted with ``alpha``: ``(1 - alpha^(gamma+1)) / (1 - alpha)``."""
+def expected_tokens(*, alpha: float, gamma: int) -> float:
+    """tau of drafts of gamma tokens, each accepted with alpha: ``(1 - alpha^(gamma+1)) / (1 - alpha)``; TSLT 8."""
+    check_gamma(gamma)
     check_shares(alpha=alpha)
     return gamma + 1 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
-def alpha_of(*, tau: float, gamma: float) -> float:
-    """The acceptance of a token with which drafts of ``gamma`` tokens gain ``tau``."""
+def acceptance_of(*, tau: float, gamma: int) -> float:
+    """The alpha at which a round of gamma drafted tokens gains tau: ``expected_tokens`` inverted, by bisection."""
+    _check_round(tau, gamma)
     low, high = 0.0, 1.0
-    while high - low > 1e-9:
+    for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if expected_tokens(alpha=middle, gamma=gamma) < tau else (low, middle)
-    return low
+    return high
 
 
 def sequence_limit(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsd_lab.papers import proofs
+from dsd_lab.papers import proofs, theory
 from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table
 from dsd_ros.decoding.packing import pack_chances
 
@@ -22,7 +22,7 @@ _C = {"6.7B": 0.1, "13B": 0.05}  # T_SLM / T_LLM, section 4.2
 
 def tables(reports: Reports) -> Iterator[Table]:
     """The paper's tables, in its order."""
-    yield from (_table_1(), _bounds(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big(reports))
+    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big(reports))
     yield from (_table_3(reports), _sweep(reports), _bytes(reports))
 
 
@@ -42,13 +42,6 @@ def _table_1() -> Table:
     for gamma, paper, cells in zip(proofs.TABLE_1_GAMMAS, _PRINTED["table_1_ms"], proofs.dssd_table_1(), strict=True):
         rows.append(Row(f"gamma {gamma}: T_comm, ms", paper, [1e3 * seconds for _, seconds in cells]))
     return Table("Table 1: communication time", rows)
-
-
-def _bounds() -> Table:
-    t_v, t_ntt = 0.008, 0.020
-    ends = [1e3 * proofs.dssd_comm_seconds(alpha=a, gamma=g, t_v=t_v, t_ntt=t_ntt) for a, g in ((1.0, 8), (0.5, 1000))]
-    row = Row("T_NTT / T_down + T_NTT, ms: alpha 1 / gamma 1000", (20.0, 28.0), ends)
-    return Table("Corollary 3.1, equations 10 to 12", [row])
 
 
 def _link(row: proofs.Transfer) -> str:
@@ -89,7 +82,7 @@ def _table_2_comm(reports: Reports) -> Table:
     rows = []
     for row in proofs.TABLE_2:
         gained = _TOKENS / row.rounds
-        expected = proofs.expected_tokens(alpha=_ALPHA, gamma=row.gamma)
+        expected = theory.expected_tokens(alpha=_ALPHA, gamma=row.gamma)
         limit = "" if gained <= row.gamma + 1 else f", more than {row.gamma} + 1"
         rows.append(
             Row(
@@ -141,7 +134,7 @@ def _table_2_big(reports: Reports) -> Table:
     rows = []
     for row, (comm, speed) in zip(proofs.TABLE_2, _PRINTED["table_2_big"], strict=True):
         rounds = comm / row.t_ntt if row.t_ntt else None
-        expected = _TOKENS / proofs.expected_tokens(alpha=0.53, gamma=row.gamma)
+        expected = _TOKENS / theory.expected_tokens(alpha=0.53, gamma=row.gamma)
         bound = _TOKENS / (rounds or expected) / (row.gamma * _C["13B"] + 1)
         why = f"{rounds:.1f} rounds" if rounds else f"no T_NTT, yet {comm} s"
         why += f"; alpha .53 takes {expected:.0f}"
@@ -161,7 +154,7 @@ def _table_2_big(reports: Reports) -> Table:
 def _table_3(reports: Reports) -> Table:
     t_q, slow, rows = _target_seconds(), _slow_c(), []
     for ntt, rate, gamma, dsd, dssd, big in _PRINTED["table_3"]:
-        expected = proofs.expected_tokens(alpha=_ALPHA, gamma=gamma)
+        expected = theory.expected_tokens(alpha=_ALPHA, gamma=gamma)
         implied = (expected / dssd - 1) / gamma
         bound = expected / (gamma * _C["6.7B"] + 1)
         link = proofs.Transfer(1e-3 * ntt, 1e6 * rate, gamma, 0.0, 0.0)
@@ -184,16 +177,16 @@ def _table_3(reports: Reports) -> Table:
 def _slow_c() -> float:
     """c of the slow draft device: what Table 3's first row needs, over a free link."""
     gamma, speed = _PRINTED["table_3"][0][2], _PRINTED["table_3"][0][4]
-    return float((proofs.expected_tokens(alpha=_ALPHA, gamma=gamma) / speed - 1) / gamma)
+    return float((theory.expected_tokens(alpha=_ALPHA, gamma=gamma) / speed - 1) / gamma)
 
 
 def _sweep(reports: Reports) -> Table:
     c = _slow_c()
     table = {row[2]: row[4] for row in _PRINTED["table_3"][3:]}
-    best = max(range(1, 9), key=lambda g: proofs.expected_tokens(alpha=_ALPHA, gamma=g) / (g * c + 1))
+    best = max(range(1, 9), key=lambda g: theory.expected_tokens(alpha=_ALPHA, gamma=g) / (g * c + 1))
     rows = []
     for gamma in (1, 2, 3, 4, 6, 8):
-        formula = proofs.expected_tokens(alpha=_ALPHA, gamma=gamma) / (gamma * c + 1)
+        formula = theory.expected_tokens(alpha=_ALPHA, gamma=gamma) / (gamma * c + 1)
         rows.append(
             Row(
                 f"gamma {gamma}: DSSD 6.7B by the text / by Table 3",

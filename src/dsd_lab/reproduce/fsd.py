@@ -10,7 +10,7 @@ from typing import Any
 
 from dsd_lab.bench.profiles import TABLE_9_MS
 from dsd_lab.papers import theory
-from dsd_lab.papers.proofs import acceptance_of, expected_tokens
+from dsd_lab.papers.theory import acceptance_of, expected_tokens
 from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, labelled
 from dsd_ros.vlm.exits import ExitAdapters, default_rank
 

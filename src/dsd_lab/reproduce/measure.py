@@ -2,8 +2,7 @@
 """`dsd-lab papers measure`: counts that the papers' tables need: tokens, rounds, bytes and passes of real replies.
 
 Models, engine, sessions and messages are the product's own. Seconds follow from these counts by the papers' formulas,
-so another load on the machine changes nothing. A study is resumable: its report is written after every few replies,
-and a run that finds one of the same models continues it.
+so another load on the machine changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import statistics
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
 from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
+from dsd_lab.papers import dragon_simulator as simulator
+from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import BenchError, Row, header
 from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
 from dsd_lab.reproduce.table import PRINTED
@@ -107,26 +108,22 @@ class _CountingChannel(LocalChannel):
 def measure(
     study: Study, out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
 ) -> dict[str, Any]:
-    """Decode what ``out`` does not hold yet; the report, also written there. BenchError, ModelError, LinkError."""
+    """Decode the study's replies; the report, also written to ``out``. BenchError, ModelError, LinkError."""
     robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     scenes = study.scenes()
     asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
-    report = _begun(study, out, len(asked), header("papers", draft=robot, target=cloud))
+    rows: list[Row] = [{"label": one.label, "settings": _settings(one)} for one in study.rows]
     plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
-    done = sum(row["replies"] for row in report["rows"])
-    total = len(asked) * len(study.rows)
-    # Rows in turn: a run that is cut short has something of each.
-    for number, (scene, seed) in enumerate(asked):
-        for one, row in zip(study.rows, report["rows"], strict=True):
-            if row["replies"] > number:
-                continue
+    for place, (one, row) in enumerate(zip(study.rows, rows, strict=True)):
+        if progress is not None:
+            progress(place / len(rows), one.label)
+        for number, (scene, seed) in enumerate(asked):
             settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
             _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
-            done += 1
-            if progress is not None:
-                progress(done / total, one.label)
-            write(out, report)
-    _check(study, report)
+    _check(study, rows)
+    head = header("papers", draft=robot, target=cloud)
+    report = {**head, "study": study.name, "model": "pair", "replies_a_row": len(asked), "rows": rows}
+    write(out, report)
     return report
 
 
@@ -164,30 +161,11 @@ def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
     row.setdefault("digests", []).append(zlib.crc32(repr(reply.tokens).encode()))
 
 
-def _check(study: Study, report: dict[str, Any]) -> None:
+def _check(study: Study, rows: Sequence[Row]) -> None:
     """Greedy rows decode the same replies, or the study is worth nothing."""
-    greedy = [row for one, row in zip(study.rows, report["rows"], strict=True) if one.decode.sampling.greedy]
+    greedy = [row for one, row in zip(study.rows, rows, strict=True) if one.decode.sampling.greedy]
     if any(row["digests"] != greedy[0]["digests"] for row in greedy):
         raise BenchError(f"greedy rows of study {study.name} decoded different tokens; report this")
-
-
-def _begun(study: Study, out: Path, replies: int, head: dict[str, Any]) -> dict[str, Any]:
-    """The report to continue, or a new one."""
-    fresh = {
-        **head,
-        "study": study.name,
-        "model": "pair",
-        "replies_a_row": replies,
-        "rows": [{"label": one.label, "settings": _settings(one), "replies": 0} for one in study.rows],
-    }
-    if not out.is_file():
-        return fresh
-    old = json.loads(out.read_text(encoding="utf-8"))
-    same = all(old.get(key) == fresh[key] for key in ("study", "models"))
-    rows = [(row["label"], row["settings"]) for row in old.get("rows", ())]
-    if not same or rows != [(row["label"], row["settings"]) for row in fresh["rows"]]:
-        return fresh
-    return {**fresh, "rows": old["rows"]}
 
 
 def _settings(one: Contestant) -> Row:
@@ -198,10 +176,8 @@ def _settings(one: Contestant) -> Row:
 
 
 def write(out: Path, report: dict[str, Any]) -> None:
-    """Write a report, atomically."""
-    part = out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    part.replace(out)
+    """Write a report."""
+    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
@@ -236,6 +212,26 @@ def _batches(model: VisionLanguageModel) -> list[Row]:
     return [{"batch": batch, "median_ms": 1e3 * statistics.median(times[1:])} for batch, times in seconds.items()]
 
 
+def measure_scheduling(out: Path, plot: Path | None = None) -> dict[str, Any]:
+    """DRAGON, Figure 8: mean seconds of 50 simulated answers of 100 tokens, by which side aggregates.
+
+    Device 100 ms a step, cloud 50 ms, acceptances 80 %, a round trip of 20 ms and the extra latency.
+    """
+    setting, extras = simulator.Setting(0.1, 0.05, 0.02, (0.8, 0.8)), (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+    code = "dsd_lab/papers/dragon_simulator.py", "dsd_ros/dragon/scheduler.py"
+    found = simulator.compare(setting, extras, 50)
+    rows = [dataclasses.asdict(one) | {"auto_over_best_side": one.over_best_side()} for one in found]
+    head = header("dragon-scheduling", code) | dataclasses.asdict(setting)
+    report = {**head, "sequences": 50, "seed": 0, "rows": rows}
+    write(out, report)
+    if plot is not None:
+        milliseconds = [1e3 * one.extra for one in found]
+        curves = [Curve(name, milliseconds, [one.seconds[name] for one in found]) for name in found[0].seconds]
+        panel = Panel("extra latency of the round trip, ms", "seconds an answer", curves)
+        draw_panels(plot, "simulated answers by who aggregates", [panel])
+    return report
+
+
 def measure_queues(
     out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
 ) -> dict[str, Any]:
@@ -250,15 +246,6 @@ def measure_queues(
     swept = "predraft_workers=1,2,3", "client_queue=priority,random,fifo", "server_queue=priority,fifo"
     sweeps = [parse_sweep(text) for text in swept]
     variants = crossed(parse_modes("ar fsd", common), sweeps)
-    report = measure_modes(
-        profile,
-        variants,
-        8,
-        draft,
-        target,
-        time_scale=0.4,
-        sweeps=sweeps,
-        progress=lambda done, total, variant, _: progress(done / total, variant.label) if progress else None,
-    )
+    report = measure_modes(profile, variants, 8, draft, target, time_scale=0.4, sweeps=sweeps, progress=progress)
     write(out, report)
     return report

@@ -6,21 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from dsd_lab.papers import acceptance, proofs
+from dsd_lab.papers import proofs
 from dsd_lab.reproduce.table import Reports, Row, Table, labelled
 
 _V, _BITS = 32_000, 16
 _TREE = (2, 2, 2)
 _KEPT = ("K 10 %", "K 1 %", "K 0.1 %", "rho 0.99", "rho 0.9", "rho 0.8")
 _RATES = (1e6, 10e6, 100e6)  # bit/s, of the uplink
-_T_P, _T_Q = 0.002, 0.030  # T_SLM, T_LLM that ``dsd-lab theory tslt`` takes; the paper gives none
+_T_P, _T_Q = 0.002, 0.030  # T_SLM, T_LLM; the paper gives none
 
 
 def tables(reports: Reports) -> Iterator[Table]:
     """The paper's table and figures, in its order."""
-    yield from (_table_1(), _theorems(), _figure_3(reports), _figure_4(reports), _figures_5_and_6(reports))
+    yield from (_table_1(), _figure_3(reports), _figure_4(reports), _figures_5_and_6(reports))
 
 
 def _table_1() -> Table:
@@ -38,42 +36,6 @@ def _table_1() -> Table:
         Row("bits of an id", None, proofs.index_bits(_V), form=".0f"),
     ]
     return Table("Table 1: settings", rows)
-
-
-def _random_pairs(count: int, size: int = 64) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(3)
-    for _ in range(count):
-        rows = np.exp(rng.normal(size=(2, size)) * rng.uniform(0.3, 3.0))
-        p, q = rows / rows.sum(1, keepdims=True)
-        yield p, q
-
-
-def _holds(most: float) -> str:
-    return "holds" if most <= 1 + 1e-9 else "does not hold"
-
-
-def _theorems() -> Table:
-    one, several = [], []
-    for p, q in _random_pairs(300):
-        q_hat, sigma = acceptance.truncate(q, top_k=8)
-        moved = abs(float(acceptance.acceptance(p, q_hat) - acceptance.acceptance(p, q)))
-        one.append(moved / float(sigma))
-        rates = acceptance.candidate_acceptance(p, q, 3)
-        cut = acceptance.candidate_acceptance(p, q_hat, 3)
-        several.append(float(np.max(np.abs(cut - rates) / acceptance.candidate_bounds(rates, float(sigma)))))
-    rows = [
-        Row("abs(beta_hat - beta) over sigma, at most (20)", 1.0, max(one), compare=False, why=_holds(max(one))),
-        Row(
-            "the same of 3 candidates over (35), at most",
-            1.0,
-            max(several),
-            compare=False,
-            why=f"{_holds(max(several))} ([theory.md](theory.md): with factor 1 in place of 2 as well)",
-        ),
-    ]
-    return Table(
-        "Theorems 3.2 and 4.12: truncation", rows, "On 300 random pairs of distributions, 8 of 64 tokens kept."
-    )
 
 
 def _row(report: Any, label: str) -> Any:

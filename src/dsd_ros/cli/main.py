@@ -99,7 +99,7 @@ DSD = CommandLine(
         "documents": "The documents that questions are answered from: add, list, search, remove.",
         "doctor": "What is installed here, what is missing, and the remedy.",
     },
-    moved=("bench", "theory", "train", "evaluate"),
+    moved=("bench", "train", "evaluate"),
 )
 
 

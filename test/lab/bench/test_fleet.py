@@ -81,15 +81,12 @@ def test_what_cannot_be_measured_is_named():
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
+def test_a_slip_is_one_sentence(capsys):
+    for words, named in [
         ("--mode dsd,fsd", "several modes"),
         ("--metrics http://127.0.0.1:9/metrics", "give --verifier too"),
         ("--robots 2,x", "--robots has 'x'"),
-    ],
-)
-def test_a_slip_is_one_sentence(capsys, words, named):
-    assert main(["bench", "fleet", *words.split()]) == 2
-    err = capsys.readouterr().err
-    assert named in err and err.count("\n") == 1
+    ]:
+        assert main(["bench", "fleet", *words.split()]) == 2
+        err = capsys.readouterr().err
+        assert named in err and err.count("\n") == 1

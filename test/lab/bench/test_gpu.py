@@ -139,26 +139,23 @@ def test_parts_are_left_out_when_time_is_up(command, tmp_path, monkeypatch, caps
     assert "left out for lack of time: draft times" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
+def test_what_cannot_be_measured_is_refused(command, capsys):
+    for given, sentence in [
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--draft-size", "qwen9"], "there is no model size 'qwen9'; choose from small, large"),
         (["--picture", "1280"], "--picture is '1280'; give width and height"),
         (["--picture", "9999x20"], "a side of the picture is 20 pixels"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(command, given, sentence, capsys):
-    assert main([*command, *given]) == 2
-    assert sentence in capsys.readouterr().err
+    ]:
+        assert main([*command, *given]) == 2
+        assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": {"text_config": {}}}'])
-def test_odd_files_of_sizes_are_refused(tmp_path, text):
-    (tmp_path / "sizes.json").write_text(text)
-    with pytest.raises(BenchError, match=r"sizes\.json"):
-        read_sizes(tmp_path / "sizes.json")
+def test_odd_files_of_sizes_are_refused(tmp_path):
+    for text in ["{", "[]", '{"a": {"text_config": {}}}']:
+        (tmp_path / "sizes.json").write_text(text)
+        with pytest.raises(BenchError, match=r"sizes\.json"):
+            read_sizes(tmp_path / "sizes.json")
 
 
 @pytest.mark.parametrize("name", sorted(read_sizes()))

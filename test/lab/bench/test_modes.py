@@ -224,9 +224,8 @@ def test_sweeps_are_crossed_where_they_matter():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_cannot_be_measured_gives_one_sentence(pair, capsys):
+    for options, said in [
         (["--modes", "quickly"], "unknown mode 'quickly'"),
         (["--modes", "ar,ar"], "there twice"),
         (["--modes", ","], "unknown mode ''"),
@@ -256,12 +255,10 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--plot", "plot.jpeg2"], "is no picture file"),
         (["--plot", "no/such/place/plot.png"], "no directory"),
         (["--temperature", "-1"], "temperature"),
-    ],
-)
-def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, options, said):
-    code, out, err = dsd_lab(capsys, "bench", "modes", *pair, *options)
-    assert code == 2 and out == ""
-    assert said in err and err.count("\n") == 1
+    ]:
+        code, out, err = dsd_lab(capsys, "bench", "modes", *pair, *options)
+        assert code == 2 and out == ""
+        assert said in err and err.count("\n") == 1
 
 
 def test_too_many_combinations_are_refused():
@@ -300,17 +297,14 @@ def test_a_growing_process_is_reported():
         assert judged["growth"][name]["growth"] > judged["growth"][name]["bound"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys):
+    for options, said in [
         (["--replies", "3"], "replies is 3"),
         (["--max-growth-mb", "0"], "max-growth-mb is 0"),
         (["--mode", "ar,dsd"], "several modes"),
-    ],
-)
-def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys, options, said):
-    code, _out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
-    assert code == 2 and said in err and err.count("\n") == 1
+    ]:
+        code, _out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
+        assert code == 2 and said in err and err.count("\n") == 1
 
 
 def test_every_decode_setting_is_an_option_of_the_bench():

@@ -66,9 +66,8 @@ def test_an_unknown_profile_error_lists_the_profiles():
         load_profile("mars")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_profile_that_cannot_be_used_is_refused_with_a_sentence(tmp_path):
+    for text, said in [
         ("", "no profiles"),
         ("- a", "no profiles"),
         ("a: [", "no YAML"),
@@ -88,14 +87,12 @@ def test_an_unknown_profile_error_lists_the_profiles():
         ("a: {delay_ms: 1, gamma: 0}", "gamma of profile a"),
         ("a: {delay_ms: 1, gamma: 2.5}", "gamma of profile a"),
         ("a: {delay_ms: 1, up_mbps: 0.0001}", "rate_up_bps"),
-    ],
-)
-def test_a_profile_that_cannot_be_used_is_refused_with_a_sentence(tmp_path, text, said):
-    path = tmp_path / "profiles.yaml"
-    path.write_text(text)
-    with pytest.raises(ProfileError, match=said) as error:
-        load_profiles(path)
-    assert "\n" not in str(error.value)
+    ]:
+        path = tmp_path / "profiles.yaml"
+        path.write_text(text)
+        with pytest.raises(ProfileError, match=said) as error:
+            load_profiles(path)
+        assert "\n" not in str(error.value)
 
 
 def test_both_ways_may_differ(tmp_path):

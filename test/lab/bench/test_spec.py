@@ -139,24 +139,21 @@ def test_earlier_turns_are_in_the_prompt(pair, questions, tmp_path, monkeypatch)
     assert seen.count(["user", "assistant", "user"]) == 2  # the second turn, in two modes
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_file_that_is_not_the_benchmark_is_refused_with_where_to_get_it(tmp_path):
+    for content, said in [
         (None, "hemingkx/Spec-Bench"),
         ("", "holds no questions"),
         ("nonsense\n", "line 1 is no question"),
         ('{"question_id": 1, "category": "poems", "turns": ["a"]}\n', "line 1 is no question"),
         ('{"question_id": 1, "category": "qa", "turns": []}\n', "without text"),
         ('{"question_id": 1, "category": "qa", "turns": ["a"]}\n' * 2, "question 1 twice"),
-    ],
-)
-def test_a_file_that_is_not_the_benchmark_is_refused_with_where_to_get_it(tmp_path, content, said):
-    path = tmp_path / "question.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(BenchError, match=said) as caught:
-        read_questions(path)
-    assert "github.com/hemingkx/Spec-Bench" in str(caught.value)
+    ]:
+        path = tmp_path / "question.jsonl"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(BenchError, match=said) as caught:
+            read_questions(path)
+        assert "github.com/hemingkx/Spec-Bench" in str(caught.value)
 
 
 def test_a_share_is_spread_over_each_task():

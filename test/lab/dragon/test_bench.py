@@ -215,8 +215,8 @@ def test_perplexity_is_of_the_mixture(model):
 def test_a_bench_of_perplexity(model, tmp_path):
     setting = LmSetting(windows=2, window=16, passage=200, context=300, documents=(0, 1))
     seen: list[int] = []
-    report = measure_lm(setting, model, HashedWords(), lambda done, total: seen.append(done))
-    assert seen == [1, 2]
+    report = measure_lm(setting, model, HashedWords(), lambda done, text: seen.append(done))
+    assert seen == [0.5, 1.0]
     with pytest.raises(BenchError, match="allow passages of more tokens"):
         measure_lm(replace(setting, passage=9), model, HashedWords())
     json.dumps(report, allow_nan=False)

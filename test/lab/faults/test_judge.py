@@ -150,17 +150,14 @@ def test_the_first_cause_after_a_fault():
     assert first_cause(record, 1.5, 2.5) is None
 
 
-@pytest.mark.parametrize(
-    ("action", "heard", "text", "sentence"),
-    [
+def test_actions_are_compared_with_the_targets_own():
+    for action, heard, text, sentence in [
         (FORWARD, None, "I see it. Action: forward 50 cm", ""),
         (FORWARD, ("I see it. Action: forward 50 cm", 9), "I see it. Action: forward 50 cm", ""),
         (FORWARD, None, "I see it. Action: forward 75 cm", "the target says"),
         (FORWARD, None, "I saw it. Action: forward 50 cm", "the target says"),
         (FORWARD, None, "I see it.", "says nothing that may be"),
         (FORWARD, ("I see it. Action: forward 50 cm", 8), "I see it. Action: forward 50 cm", "the reply was"),
-    ],
-)  # fmt: skip
-def test_actions_are_compared_with_the_targets_own(action, heard, text, sentence):
-    found = difference(announced(1.0, 1, action), heard, (text, 9))
-    assert (sentence in found) if sentence else found == ""
+    ]:
+        found = difference(announced(1.0, 1, action), heard, (text, 9))
+        assert (sentence in found) if sentence else found == ""

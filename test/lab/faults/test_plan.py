@@ -39,24 +39,19 @@ def test_what_must_stop_the_robot_at_once():
     assert ends == {"kill -9 simulator_node", "kill -9 supervisor_node"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "shares"),
-    [
+def test_transports_share_the_faults():
+    for settings, shares in [
         ({"count": 100}, {"websocket": 50, "dds": 50}),
         ({"count": 1}, {"websocket": 1}),
         ({"count": 7, "transport": "dds"}, {"dds": 7}),
-    ],
-)
-def test_transports_share_the_faults(settings, shares):
-    assert FaultSettings(**settings).shares() == shares
+    ]:
+        assert FaultSettings(**settings).shares() == shares
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"), [({"count": 0}, "use 1 or more"), ({"transport": "pigeon"}, "choose from both, dds")]
-)
-def test_bad_settings_are_refused(settings, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        FaultSettings(**settings).shares()
+def test_bad_settings_are_refused():
+    for settings, sentence in [({"count": 0}, "use 1 or more"), ({"transport": "pigeon"}, "choose from both, dds")]:
+        with pytest.raises(ValueError, match=sentence):
+            FaultSettings(**settings).shares()
 
 
 def test_the_table_has_a_row_for_each_fault():

@@ -36,19 +36,16 @@ def test_a_block_is_filled_in_within_a_line_or_on_lines_of_its_own(pages: Pages)
     assert not pages.different() and pages.used == {"tea": {"tea"}, "table": {"tea"}}
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
+def test_a_block_that_cannot_be_filled_in_says_which(pages: Pages) -> None:
+    for template, said in [
         ('{{ report("tea").seconds | num }}', "block tea cannot be filled in from tea"),
         ('{{ report("milk").ms }}', r"block tea shows milk\.json, which is not there; run `make figures`"),
         ("{{ nothing }}", "block tea cannot be filled in"),
         ("{% for", "block tea cannot be filled in"),
-    ],
-)
-def test_a_block_that_cannot_be_filled_in_says_which(pages: Pages, template: str, said: str) -> None:
-    (pages.root / "blocks" / "tea.md").write_text(template)
-    with pytest.raises(BenchError, match=said):
-        pages.write()
+    ]:
+        (pages.root / "blocks" / "tea.md").write_text(template)
+        with pytest.raises(BenchError, match=said):
+            pages.write()
 
 
 def test_a_block_without_a_template_is_refused(pages: Pages) -> None:

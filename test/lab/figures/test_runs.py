@@ -78,7 +78,7 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
 
 def test_a_run_whose_file_is_not_given_is_skipped_with_a_sentence(root: Path, tmp_path: Path) -> None:
     one = Run("one", "dsd-lab bench spec --questions questions.jsonl", 2, file="questions.jsonl", source="the web")
-    runs, said, asked = {"one": one, "two": Run("two", "dsd-lab bench view", 1)}, list[str](), list[tuple]()
+    runs, said, asked = {"one": one, "two": Run("two", "dsd-lab bench soak", 1)}, list[str](), list[tuple]()
 
     def ask(run: Run, folder: Path, given: Path | None = None) -> str:
         asked.append((run.name, given))

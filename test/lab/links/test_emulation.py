@@ -281,19 +281,16 @@ def test_closing_gives_back_threads_hands_on_what_was_sent_and_wakes_a_receiver(
             action()
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
+def test_a_link_that_cannot_be_is_refused():
+    for values, named in [
         ({"delay_up_s": -1}, "delay_up_s"),
         ({"delay_down_s": float("nan")}, "delay_down_s"),
         ({"jitter_s": 61}, "jitter_s"),
         ({"rate_up_bps": 10}, "rate_up_bps"),
         ({"rate_down_bps": float("inf")}, "rate_down_bps"),
-    ],
-)
-def test_a_link_that_cannot_be_is_refused(values, named):
-    with pytest.raises(ValueError, match=named):
-        LinkProfile(**values)
+    ]:
+        with pytest.raises(ValueError, match=named):
+            LinkProfile(**values)
 
 
 def test_a_stretched_link_takes_that_much_longer_for_everything():

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from dsd_lab.pair.figures import acceptance_figures, accepted, answer_figures, bars, kept, near_miss, near_misses
 from dsd_lab.pair.report import render
@@ -35,24 +34,20 @@ def scene_of(situation: str, view: View) -> Scene:
     return Scene(situation, picture, view, GOAL, "", reply(view, GOAL), True)
 
 
-@pytest.mark.parametrize(
-    ("view", "action"),
-    [
+def test_what_the_expert_does_a_little_farther_on_is_a_near_miss() -> None:
+    for view, action in [
         (view_of(0.0, 0.41), "stop"),
         (view_of(0.0, 0.39), "forward 25 cm"),
         (view_of(9.5, 1.9), "turn left 15 degrees"),
         (view_of(-10.5, 1.9), "forward 75 cm"),
         (view_of(0.0, 1.9, 62), "turn left 45 degrees"),  # as where it is out of view
-    ],
-)
-def test_what_the_expert_does_a_little_farther_on_is_a_near_miss(view: View, action: str) -> None:
-    assert f"Action: {action}" not in reply(view, GOAL)
-    assert near_miss(view, GOAL, action)
+    ]:
+        assert f"Action: {action}" not in reply(view, GOAL)
+        assert near_miss(view, GOAL, action)
 
 
-@pytest.mark.parametrize(
-    ("view", "action"),
-    [
+def test_anything_else_is_none() -> None:
+    for view, action in [
         (view_of(0.0, 0.6), "stop"),
         (view_of(0.0, 0.2), "forward 25 cm"),
         (view_of(5.0, 1.9), "turn left 15 degrees"),
@@ -61,10 +56,8 @@ def test_what_the_expert_does_a_little_farther_on_is_a_near_miss(view: View, act
         (view_of(0.0, 1.9), "turn left 45 degrees"),
         (view_of(0.0, 0.41), "hop"),
         (view_of(0.0, 0.41), ""),
-    ],
-)
-def test_anything_else_is_none(view: View, action: str) -> None:
-    assert not near_miss(view, GOAL, action)
+    ]:
+        assert not near_miss(view, GOAL, action)
 
 
 def test_misjudging_the_expert_keeps_its_action_the_more_the_farther_the_edge_is() -> None:

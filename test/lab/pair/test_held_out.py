@@ -99,9 +99,8 @@ def test_twelve_are_over_the_documents_that_ship() -> None:
     assert any("Viola" in text for text in items[0].device) and any("oak" in text for text in items[0].cloud)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_verdict() -> None:
+    for text, expected in [
         ("It is the Viola. The Viola is red.", "right"),
         ("The Viola is a deep red!", "right"),
         ("It is red (2026-03-01).", "right"),
@@ -114,15 +113,12 @@ def test_twelve_are_over_the_documents_that_ship() -> None:
         ("It is the Viola. I do not know.", "unknown"),
         ("The colour is unknown.", "unknown"),
         ("", "wrong"),
-    ],
-)
-def test_a_verdict(text: str, expected: str) -> None:
-    assert verdict(ITEM, text) == expected
+    ]:
+        assert verdict(ITEM, text) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_what_is_counted_may_follow_its_number() -> None:
+    for text, expected in [
         ("The Owl Nest has thirteen seats.", "right"),
         ("It is thirteen.", "right"),
         ("The Owl Nest has thirteen hundred.", "wrong"),
@@ -130,10 +126,8 @@ def test_a_verdict(text: str, expected: str) -> None:
         ("The Owl Nest has thirteen of 16.", "wrong"),
         ("It has no thirteenth seat.", "wrong"),
         ("It is not thirteen seats.", "wrong"),
-    ],
-)
-def test_what_is_counted_may_follow_its_number(text: str, expected: str) -> None:
-    assert verdict(replace(ITEM, answers=("thirteen", "13")), text) == expected
+    ]:
+        assert verdict(replace(ITEM, answers=("thirteen", "13")), text) == expected
 
 
 def test_a_verdict_where_nothing_is_told_or_documents_disagree() -> None:

@@ -125,9 +125,8 @@ def test_scenes_are_of_their_situation_and_the_same_again(situation: str) -> Non
     assert Run(room, [(0.0, 0.0), (3.0, 4.0), (3.0, 5.0)]).length == 6.0
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_bad_input_is_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, sentence in [
         ("--situations plain,moon", "there is no situation 'moon'; name plain, search"),
         ("--split all", "there is no split 'all'; name training, validation, test"),
         ("--scenes 0", "scenes must be at least 1, but it is 0."),
@@ -136,12 +135,10 @@ def test_scenes_are_of_their_situation_and_the_same_again(situation: str) -> Non
         ("--draft /nowhere --no-draft", "--draft names a model and --no-draft wants none"),
         ("--page /nowhere", "there is no folder /nowhere for the page"),
         ("--device tpu", "unknown device 'tpu'"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["evaluate", "pair", *words.split()]) == 2
-    told = capsys.readouterr().err
-    assert sentence in told and told.count("\n") == 1
+    ]:
+        assert main.main(["evaluate", "pair", *words.split()]) == 2
+        told = capsys.readouterr().err
+        assert sentence in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(("more", "code"), [("--json --strict", 1), pytest.param("", 0, marks=pytest.mark.slow)])

@@ -19,9 +19,8 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "goal", "named"),
-    [
+def test_the_first_thing_named_is_the_goal_or_is_not() -> None:
+    for text, goal, named in [
         ("The left red chair is on the right, 1.2 m away; nothing else.", "left red chair", True),
         ("No red chair in view, only a red ball on the left.", "red chair", True),
         ("I see the rightmost red chair.", "right red chair", True),
@@ -30,10 +29,8 @@ WORDS = {
         ("The left red chair is on the right.", "red chair", False),
         ("The red ball is ahead; with the red chair left of it.", "red chair", False),
         ("Onwards.", "red chair", False),
-    ],
-)
-def test_the_first_thing_named_is_the_goal_or_is_not(text: str, goal: str, named: bool) -> None:
-    assert names_goal(text, goal) is named
+    ]:
+        assert names_goal(text, goal) is named
 
 
 def test_scenes_are_asked_about_in_a_files_words_and_counted_by_intent(tmp_path: Path) -> None:

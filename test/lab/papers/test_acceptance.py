@@ -25,8 +25,8 @@ from dsd_lab.papers.acceptance import (
     truncate,
     truncation_bounds,
 )
-from dsd_lab.papers.proofs import dssd_comm_seconds, expected_tokens
-from dsd_lab.papers.theory import TheoryError
+from dsd_lab.papers.proofs import dssd_comm_seconds
+from dsd_lab.papers.theory import TheoryError, expected_tokens
 from dsd_ros.decoding.rejection import verify_tree
 from dsd_ros.decoding.tree import TokenTree
 
@@ -279,9 +279,8 @@ def test_the_coupling_lies_between_its_bound_and_the_optimum():
     assert coupled_acceptance(p, p) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_what_is_no_distribution_is_refused():
+    for call, message in [
         (lambda: acceptance(np.ones(3) / 3, np.ones(2) / 2), "one vocabulary"),
         (lambda: acceptance(np.ones(3), np.ones(3) / 3), "sum to 1"),
         (lambda: total_variation(np.array([1.5, -0.5]), np.ones(2) / 2), "sum to 1"),
@@ -295,8 +294,6 @@ def test_the_coupling_lies_between_its_bound_and_the_optimum():
         (lambda: total_acceptance([0.5, 1.5]), "candidate 2"),
         (lambda: truncation_bounds(0.5, float("nan")), "sigma"),
         (lambda: coupled_bound(1.5), "share from 0 to 1"),
-    ],
-)
-def test_what_is_no_distribution_is_refused(call, message):
-    with pytest.raises(TheoryError, match=message):
-        call()
+    ]:
+        with pytest.raises(TheoryError, match=message):
+            call()

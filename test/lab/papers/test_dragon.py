@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from dsd_lab.cli.main import main
+from dsd_lab.papers.acceptance import side_acceptance
 from dsd_lab.papers.dragon_simulator import STRATEGIES, Setting, compare, speedup
 from dsd_lab.papers.theory import TheoryError
+from dsd_lab.reproduce import measure
 
 
 def equation_9(c_device, c_cloud, rtt, a_cloud) -> float:
@@ -33,6 +33,24 @@ def test_the_speedup_is_equation_9():
             speedup(*wrong)
 
 
+def test_a_side_is_accepted_more_often_the_more_often_its_sample_is_taken():
+    """Equation 5 and Theorem 4.2, on random pairs of distributions."""
+    generator = np.random.default_rng(5)
+    for _ in range(300):
+        rows = np.exp(generator.normal(size=(2, 64)) * generator.uniform(0.3, 4.0))
+        own, other = rows / rows.sum(1, keepdims=True)
+        eta = float(generator.random())
+        rates = [float(side_acceptance(own, other, eta, share)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        assert rates == sorted(set(rates))
+
+
+def test_the_speedup_falls_with_the_gap_and_rises_with_acceptance():
+    """Corollaries 6.3 and 6.4."""
+    gaps = [speedup(device, 1.0, 4.0, 0.8) for device in (1.0, 2.0, 4.0)]
+    rates = [speedup(1.0, 1.0, 4.0, acceptance) for acceptance in (0.2, 0.5, 0.8, 0.95)]
+    assert gaps == sorted(gaps, reverse=True) and rates == sorted(rates)
+
+
 def test_strategies_are_compared_over_the_same_answers():
     (found,) = compare(Setting(0.1, 0.05, 0.02, (0.8, 0.8), 30), [0.3], 3)
     seconds = found.seconds
@@ -47,37 +65,9 @@ def test_strategies_are_compared_over_the_same_answers():
     assert every.seconds["auto"] == every.seconds["device"] == pytest.approx(3.0)
 
 
-def test_commands(capsys, tmp_path):
-    for number, (line, says) in enumerate(
-        (
-            ("dragon-speedup --acceptance 0.8", "2.33x"),
-            ("dragon-scheduling --sequences 2 --tokens 10 --extra-ms 0 300", "auto over best"),
-            ("dragon-pipeline --tokens 5 --seed 3", "switches"),
-        )
-    ):
-        plot, report = tmp_path / f"{number}.png", tmp_path / f"{number}.json"
-        assert main(["theory", *line.split(), "--plot", str(plot), "--json", str(report)]) == 0
-        assert says in capsys.readouterr().out
-        with Image.open(plot) as image:
-            assert image.width > 600
-        assert json.loads(report.read_text())
-    assert json.loads((tmp_path / "1.json").read_text())["models"] == {}  # so that `dsd-lab figures` knows its state
-    events = json.loads((tmp_path / "2.json").read_text())["events"]
-    assert sum(event["kind"] == "aggregated" for event in events) == 5
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("dragon-speedup --acceptance 2", "share from 0 to 1"),
-        ("dragon-scheduling --acceptance 2 0", "share from 0 to 1"),
-        ("dragon-scheduling --tokens 0", "tokens"),
-        ("dragon-pipeline --acceptance 0 2", "share from 0 to 1"),
-        ("dragon-pipeline --device-ms -1", "device"),
-        ("dragon-pipeline --tokens 2 --plot map.docx", "name it"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch, line, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["theory", *line.split()]) == 2
-    assert message in capsys.readouterr().err
+def test_the_study_of_schedules_is_reported_and_drawn(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure.simulator, "compare", lambda setting, extras, count: compare(setting, extras[:2], 1))
+    report = measure.measure_scheduling(tmp_path / "s.json", tmp_path / "s.png")
+    assert json.loads((tmp_path / "s.json").read_text()) == json.loads(json.dumps(report))
+    assert report["models"] == {}  # so that `dsd-lab figures` knows its state
+    assert [row["extra"] for row in report["rows"]] == [0.0, 0.1] and (tmp_path / "s.png").stat().st_size > 10_000

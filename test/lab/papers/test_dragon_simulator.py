@@ -17,9 +17,8 @@ def decided(run) -> list[tuple[float, str]]:
     return [(event.seconds, event.side) for event in run.events if event.kind == "aggregated"]
 
 
-@pytest.mark.parametrize(
-    ("accepted", "settings", "times", "delivered"),
-    [
+def test_timelines_worked_by_hand():
+    for accepted, settings, times, delivered in [
         # The cloud's drafts are made at 1, 2, 3 and there at 2, 3, 4; the device's at 2, 4, 6.
         ([BOTH] * 3, {"strategy": "device"}, [2, 4, 6], 6),
         # The device's are in the cloud at 3, 5, 7, and the last verdict back at 8.
@@ -35,14 +34,12 @@ def decided(run) -> list[tuple[float, str]]:
         ([BOTH] * 3, {"strategy": "device", "window": 1}, [2, 5, 8], 8),
         # Two ahead: the cloud's draft 2 waits for the verdict 0, at 3, and is made at 4.
         ([BOTH] * 4, {"strategy": "device", "window": 2}, [2, 4, 6, 8], 8),
-    ],
-)
-def test_timelines_worked_by_hand(accepted, settings, times, delivered):
-    run = simulate(accepted, 2.0, 1.0, steady_link(2.0), **settings)
-    assert [seconds for seconds, _ in decided(run)] == pytest.approx(times)
-    assert run.seconds == pytest.approx(times[-1])
-    assert run.delivered == pytest.approx(delivered)
-    assert run.switches == 0
+    ]:
+        run = simulate(accepted, 2.0, 1.0, steady_link(2.0), **settings)
+        assert [seconds for seconds, _ in decided(run)] == pytest.approx(times)
+        assert run.seconds == pytest.approx(times[-1])
+        assert run.delivered == pytest.approx(delivered)
+        assert run.switches == 0
 
 
 def test_a_switch_worked_by_hand():

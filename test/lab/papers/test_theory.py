@@ -7,11 +7,10 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dsd_lab.cli.main import main
 from dsd_lab.papers import theory
-from dsd_lab.papers.plots import speedups
+from dsd_lab.papers.formulas import FORMULAS, described
 from dsd_lab.papers.theory import (
     PRICES,
     SETUPS,
@@ -36,23 +35,21 @@ TABLE_1 = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("prices", "row"), list(zip(PRICES, TABLE_1, strict=True)), ids=lambda v: v[0] if type(v) is tuple else ""
-)
-def test_table_1_cell_for_cell(prices, row):
-    name, ar, cloud_sd, edge_cloud_sd, less, least = row
-    cost = api_cost(prices)
-    assert name in prices.name
-    assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
-    assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
-    assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
+def test_table_1_cell_for_cell():
+    for prices, row in list(zip(PRICES, TABLE_1, strict=True)):
+        name, ar, cloud_sd, edge_cloud_sd, less, least = row
+        cost = api_cost(prices)
+        assert name in prices.name
+        assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
+        assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
+        assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
 
 
 def test_no_method_that_drafts_sequences_beats_the_limit():
     """Dearer drafts, a longer link and a costly prompt raise it; alpha is found back from tau."""
     for alpha in (0.0, 0.5, 0.88, 1.0):
         tau = theory.expected_tokens(alpha=alpha, gamma=4)
-        assert theory.alpha_of(tau=tau, gamma=4) == pytest.approx(alpha, abs=1e-6)
+        assert theory.acceptance_of(tau=tau, gamma=4) == pytest.approx(alpha, abs=1e-6)
     known = {"n": 36, "alpha": 0.88, "t_p": 0.072, "t_q": 0.62, "t_c": 0.12, "prefill": 0.795, "longest": 64}
     gamma, seconds = theory.sequence_limit(**known)
     assert gamma == 9  # a little longer to draft than a pass of the target takes, for a tau of 6.0
@@ -121,9 +118,8 @@ def test_table_5_ratios():
     assert ratios == pytest.approx([0.17, 0.06, 0.65, 0.22, 0.14, 0.05], abs=0.011)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_no_formula_takes_is_refused():
+    for change, message in [
         ({"tau": 5.5}, "gains 1 to 5"),
         ({"tau": 0.5}, "gains 1 to 5"),
         ({"tau": float("nan")}, "gains 1 to 5"),
@@ -134,57 +130,45 @@ def test_table_5_ratios():
         ({"t_c": -0.1}, "0 or more"),
         ({"t_p": float("inf")}, "0 or more"),
         ({"t_r": float("nan")}, "0 or more"),
-    ],
-)
-def test_what_no_formula_takes_is_refused(change, message):
-    with pytest.raises(TheoryError, match=message):
-        predict(**{**GO2, **change})
+    ]:
+        with pytest.raises(TheoryError, match=message):
+            predict(**{**GO2, **change})
 
 
-def test_heat_map_values():
-    r, c, grid = speedups(10, steps=11)
-    assert grid.shape == (11, 11)
-    assert grid[10, 0] == pytest.approx(11) and np.all(grid[:, -1] == 1) and np.all(grid[0] == 1)
-    assert grid[5, 1] == pytest.approx(fsd_speedup(gamma=10, c=c[5], r=r[1]))
+LINK = ["t_p=0.07", "t_q=0.6", "t_ntt=0.2", "rate_up=1e7", "rate_down=1e7", "vocabulary=152064"]
 
 
-def test_commands(capsys, tmp_path):
-    assert main(["theory", "fsd-cost", "--json", str(tmp_path / "cost.json")]) == 0
-    out = capsys.readouterr().out
-    for _, ar, cloud_sd, edge_cloud_sd, less, least in TABLE_1:
-        assert f"${ar} " in out
-        assert f"${cloud_sd} (-{less} %)" in out and f"${edge_cloud_sd} (-{least} %)" in out
-    rows = json.loads((tmp_path / "cost.json").read_text())["rows"]
-    assert [round(row["edge_cloud_sd"]) for row in rows] == [row[3] for row in TABLE_1]
-
-    own = "theory fsd-cost --draft-price 0 0 --target-price 0.3 2.5 --gamma 6 --tau 4 --requests 1000"
-    assert main([*own.split(), "--input-tokens", "800", "--output-tokens", "60"]) == 0
-    out = capsys.readouterr().out
-    assert "given prices" in out and "$0.39" in out and "$0.28 (-29 %)" in out
-
-    plot, report = tmp_path / "map.png", tmp_path / "latency.json"
-    given = "theory fsd-latency --tau 3 --draft-ms 10 --target-ms 100 --link-ms 20 --miss-rate 0.1"
-    assert main([*given.split(), "--plot", str(plot), "--json", str(report)]) == 0
-    assert "FSD over SD 1.250x" in capsys.readouterr().out  # 180 ms a round against 144
-    figures = json.loads(report.read_text())
-    assert figures["sd_seconds"] == pytest.approx(12.0) and figures["r"] == 0.1
-    assert figures["paper"][-1]["predicted"]["fsd_over_sd"] == pytest.approx(1.125, abs=0.001)
-    with Image.open(plot) as image:
-        assert image.width > 1000 and len(image.convert("RGB").getcolors(1 << 20)) > 200
+def test_a_formula_by_its_name(capsys, tmp_path):
+    file = tmp_path / "found.json"
+    words = "predict n=200 tau=3 gamma=4 t_p=0.01 t_q=0.1 t_c=0.02 r=0.1"
+    assert main(["papers", "formula", *words.split(), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["sd_seconds"] == pytest.approx(12.0) and found["fsd_over_sd"] == pytest.approx(180 / 144)
+    assert "fsd_over_sd" in capsys.readouterr().out
+    for words, name, value in (
+        ("api_cost draft_in=0.1 draft_out=0.1 target_in=0.9 target_out=0.9", "edge_cloud_sd", 270),
+        ("distributions config=2,2,2", "distributions", 7),
+        ("total_acceptance rates=0.6,0.4", "total_acceptance", 0.76),
+        ("truncation_bounds beta=0.8 sigma=0.05", "truncation_bounds", [0.75, 0.85]),
+        ("dragon_speedup c_device=0.1 c_cloud=0.05 rtt=0.3 a_cloud=0.8", "dragon_speedup", 7 / 3),
+    ):
+        assert main(["papers", "formula", *words.split(), "--json", str(file)]) == 0
+        assert json.loads(file.read_text())[name] == pytest.approx(value)
+    assert main(["papers", "formula", "predict_proof", "proof=coupled", "alpha=0.5", "config=1,1", *LINK]) == 0
+    assert all(described(name) for name in FORMULAS)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("theory fsd-cost --draft-price 1 1", "give both"),
-        ("theory fsd-cost --target-price 1 nan --draft-price 1 1", "0 or more"),
-        ("theory fsd-latency --miss-rate 55", "share from 0 to 1"),
-        ("theory fsd-latency --tau 9", "gains 1 to 5"),
-        ("theory fsd-latency --plot map.docx", "name it"),
-    ],
-)
-def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch, line, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(line.split()) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch):
+    for line, message in [
+        ("papers formula predct", "there is no formula 'predct'"),
+        ("papers formula api_cost draft_in=1", "needs draft_out, target_in, target_out"),
+        ("papers formula api_cost draft_in=1 draft_out=1 target_in=1 target_out=nan", "0 or more"),
+        ("papers formula fsd_speedup gamma=4 c=0.1 r=55", "share from 0 to 1"),
+        ("papers formula fsd_speedup gamma=4.5 c=0.1 r=0.5", "gamma is '4.5'; give int"),
+        ("papers formula fsd_speedup gamma=4 tua=3", "'tua=3' is no argument"),
+        ("papers formula expected_tokens alpha=0.5 gamma=0", "at least 1 token"),
+    ]:
+        monkeypatch.chdir(tmp_path)
+        assert main(line.split()) == 2
+        assert message in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []

@@ -263,9 +263,8 @@ def test_an_instruction_for_one_of_two_makes_a_world_with_two_that_the_guide_sol
         assert world.look is None and walk(world).reached
 
 
-@pytest.mark.parametrize(
-    ("instruction", "goal"),
-    [
+def test_which_of_several_an_instruction_means() -> None:
+    for instruction, goal in [
         ("find the red chair", Goal("chair", "red")),
         ("the LEFT red chair, please", Goal("chair", "red", "left")),
         ("walk to the red chair on your right", Goal("chair", "red", "right")),
@@ -290,10 +289,8 @@ def test_an_instruction_for_one_of_two_makes_a_world_with_two_that_the_guide_sol
         ("right, find the red chair in the time left", Goal("chair", "red")),
         ("the red chair left of the blue box", Goal("chair", "red")),
         ("turn left, then find the red chair", Goal("chair", "red")),
-    ],
-)
-def test_which_of_several_an_instruction_means(instruction: str, goal: Goal) -> None:
-    assert named_goal(instruction) == goal
+    ]:
+        assert named_goal(instruction) == goal
 
 
 def test_most_of_what_others_would_say_is_understood() -> None:

@@ -38,9 +38,8 @@ def test_a_true_reply_says_everything() -> None:
     assert truths(TRUE, VIEW, "red chair") == dict.fromkeys(("object", "colour", "side", "distance", "other"), True)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wrong"),
-    [
+def test_a_wrong_word_is_found() -> None:
+    for old, new, wrong in [
         ("The red chair", "The red can", {"object"}),
         ("The red chair", "The blue chair", {"colour"}),
         ("a little left", "a little right", {"side"}),
@@ -52,13 +51,11 @@ def test_a_true_reply_says_everything() -> None:
         ("right of it", "left of it", {"other"}),
         ("behind", "before", {"other"}),
         ("not the blue chair right of it and behind", "nothing else is near it", {"other"}),
-    ],
-)
-def test_a_wrong_word_is_found(old: str, new: str, wrong: set[str]) -> None:
-    assert old in TRUE
-    found = truths(TRUE.replace(old, new), VIEW, "red chair")
-    assert {name for name, value in found.items() if value is False} == wrong
-    assert not truthful(found)
+    ]:
+        assert old in TRUE
+        found = truths(TRUE.replace(old, new), VIEW, "red chair")
+        assert {name for name, value in found.items() if value is False} == wrong
+        assert not truthful(found)
 
 
 def test_what_is_not_in_view_has_to_be_said_so() -> None:
@@ -75,9 +72,8 @@ def test_what_is_not_in_view_has_to_be_said_so() -> None:
     assert denied["object"] is False and denied["side"] is False and denied["distance"] is False
 
 
-@pytest.mark.parametrize(
-    ("text", "seen", "side", "metres"),
-    [
+def test_free_words_are_read_as_well() -> None:
+    for text, seen, side, metres in [
         ("I can see the red chair to my left, about 2 meters ahead.", True, "left", 2.0),
         ("The red chair is not visible. Action: turn left 45 degrees", False, None, None),
         ("I don't see a red chair here", False, None, None),
@@ -85,11 +81,9 @@ def test_what_is_not_in_view_has_to_be_said_so() -> None:
         ("The red chair is in the center of the image. Action: stop", True, "ahead", None),
         ("The left red chair is far right, 1.0 m away; nothing else", True, "right", 1.0),
         ("", False, None, None),
-    ],
-)
-def test_free_words_are_read_as_well(text: str, seen: bool, side: str | None, metres: float | None) -> None:
-    claims = claims_of(text)
-    assert (claims.seen, claims.side, claims.metres) == (seen, side, metres)
+    ]:
+        claims = claims_of(text)
+        assert (claims.seen, claims.side, claims.metres) == (seen, side, metres)
 
 
 def test_sides_are_the_experts() -> None:

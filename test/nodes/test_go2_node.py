@@ -19,8 +19,8 @@ from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
 from unitree_api.msg import Request, Response
 
+from dsd_lab.robot.go2_standin_node import encode_picture
 from dsd_ros.nodes.go2_node import decode_picture
-from dsd_ros.nodes.go2_standin_node import encode_picture
 from dsd_ros.robot.driver import DriverError, FaultCause, Posture
 from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
 from dsd_ros.robot.go2.protocol import SportApi
@@ -187,7 +187,7 @@ def test_each_fault_is_named_and_ends_the_motion_and_a_robot_that_was_gone_is_le
 
 def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(rig):
     robot = RobotRig(rig)
-    link = RosLink(rig.node, "")
+    link = RosLink(rig.node)
     driver = Go2Driver(link, Go2Settings(request_timeout_s=2.0, state_timeout_s=0.5, attempts=2))
     rig.at_end(driver.close)
     link.attach(driver)

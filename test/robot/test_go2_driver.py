@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from dsd_lab.robot.go2_standin import Go2Standin, StandinFault
 from dsd_ros.robot.driver import DriverError, FaultCause, MotionLimits, Posture, RobotState, wait_until
 from dsd_ros.robot.go2 import driver as go2_driver
 from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
@@ -29,7 +30,6 @@ from dsd_ros.robot.go2.protocol import (
     move_parameter,
     read_parameter,
 )
-from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
 from dsd_ros.robot.sim.driver import SimulatedDriver
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World

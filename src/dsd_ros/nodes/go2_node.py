@@ -26,7 +26,6 @@ from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.robot.driver import DriverError, until_connected
-from dsd_ros.robot.frames import CAMERA_LINK, placed_by
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2.sdk_link import SdkLink
@@ -89,7 +88,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
 
     def load(self) -> None:
         settings = self._settings
-        self._base.describe(settings, placed_by(settings.camera_origin, CAMERA_LINK, settings.base_frame))
+        self._base.describe(settings)
         self._link = link = self._make_link()
         self._driver = driver = Go2Driver(link, settings.drive, settings.limits)
         link.on_arrival = self._on_state
@@ -110,7 +109,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
             return link
         from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
 
-        ros_link = RosLink(self, settings.robot_prefix, self._robot)
+        ros_link = RosLink(self, self._robot)
         if settings.remote.speed > 0.0:
             ros_link.on_remote = self._on_remote
         return ros_link

@@ -339,7 +339,6 @@ class Go2NodeSettings(CommandSettings, FrameSettings, ManagedSettings):
     link: str = option(
         "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
     )
-    robot_prefix: str = option("", "prefix of the robot's own topics; empty: a real robot's")
     stand_up: bool = option(True, "have the robot stand up when the node starts")
     command_timeout_s: float = option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
     odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
@@ -349,11 +348,6 @@ class Go2NodeSettings(CommandSettings, FrameSettings, ManagedSettings):
     sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
     sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov: float = option(0.0, "the camera's vertical field of view, rad; 0: unknown", 0.0, 2.97)
-    camera_origin: str = option(
-        "",
-        "place of front_camera_link in base_frame: x y z (m) roll pitch yaw (rad), e.g. 0.33 0 0.04 0 0.1 0; empty: as "
-        "the description says",
-    )
     drive: Go2Settings = field(default_factory=Go2Settings)
     remote: RemoteSettings = field(default_factory=RemoteSettings)
     limits: MotionLimits = field(default_factory=MotionLimits)
@@ -382,20 +376,6 @@ class SimulatorNodeSettings(CommandSettings, FrameSettings, WorldSettings):
         "publish that this frame and odom_frame coincide, e.g. map; empty: do not, as a SLAM does",
         check=check_frame,
     )
-
-
-@dataclass(frozen=True)
-class StandinNodeSettings(WorldSettings):
-    """A stand-in Go2: the real robot's topics, in the simulated world."""
-
-    live: ClassVar = ("state_rate", "battery")
-
-    robot_prefix: str = option("", "prefix of the robot's topics; empty: a real robot's")
-    state_rate: float = option(50.0, "rate of states, Hz", 5.0, 500.0)
-    lying: bool = option(True, "start lying down; it must stand up before it can move")
-    path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
-    battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
-    world_frame: str = option(FrameSettings.odom_frame, "frame of the ground truth's markers")
 
 
 @dataclass(frozen=True)
@@ -449,7 +429,6 @@ NODES: dict[str, type] = {
     "supervisor_node": SupervisorNodeSettings,
     "go2_node": Go2NodeSettings,
     "simulator_node": SimulatorNodeSettings,
-    "go2_standin_node": StandinNodeSettings,
     "record_node": RecordNodeSettings,
     "visual_node": VisualNodeSettings,
     "view_node": ViewNodeSettings,

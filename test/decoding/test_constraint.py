@@ -24,7 +24,7 @@ GRAMMARS = {
     "words": Grammar.of(
         {
             "marks": ["Jetzt:", "Now"],
-            "forward": {"phrases": ["go {} m", "größer {}"], "amounts": [0.25, 0.5], "unit": "m"},
+            "forward": {"phrases": ["go {} m", "größer {}"], "amounts": {"0.25": 25, "0.5": 50}},
             "stop": {"phrases": ["stop", "stop it", "Stop it at once"]},
             "end": "!E",
         },

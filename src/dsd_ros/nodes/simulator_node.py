@@ -39,7 +39,7 @@ from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RunnableNode, run_
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import command_type, to_stamp, twist_of
 
-_RANGE_PERIOD_S = 0.05
+_ODOMETRY_S, _RANGE_PERIOD_S = 0.02, 0.05
 _DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
 
 
@@ -52,7 +52,7 @@ class SimulatorNode(RunnableNode):
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
-        self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
+        self._driver = SimulatedDriver(self._simulator, rate=settings.rate)
         self._wall_start = time.time()
 
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
@@ -65,7 +65,7 @@ class SimulatorNode(RunnableNode):
         self.create_subscription(kind, "cmd_vel", self._on_command, qos.SENSOR)
         self.create_service(Trigger, "simulator/reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
-        self._timer = steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
+        steady_timer(self, _ODOMETRY_S, self._tick)
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
         self._camera = self._make_camera(
             self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._fail,
@@ -78,8 +78,6 @@ class SimulatorNode(RunnableNode):
 
     def _adopt(self, settings: SimulatorNodeSettings) -> None:
         self._settings = settings
-        self._driver.hold_s = settings.command_timeout_s
-        self._timer.timer_period_ns = round(1e9 / settings.odometry_rate)
         self._camera.rate = settings.camera_rate
 
     def _make_camera(self, *arguments: Any) -> SimulatedCamera:

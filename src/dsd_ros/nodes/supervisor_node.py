@@ -36,6 +36,7 @@ from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import command_message, command_type, moment_of, pose_of, seconds, twist_of
 
+_CHECK_S = 0.02  # between two checks of every cause
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
@@ -67,7 +68,7 @@ class SupervisorNode(RunnableNode):
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
-        steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._tick))
+        steady_timer(self, _CHECK_S, self.guarded("the timer", self._tick))
         steady_timer(self, LOOK_S, self.guarded("the camera's timer", self._resubscribe))
         steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
 
@@ -221,7 +222,7 @@ class SupervisorNode(RunnableNode):
         self._base_frame = message.child_frame_id or self._base_frame
         stamp = seconds(message.header.stamp)
         self._supervisor.on_odometry(pose, stamp, now)
-        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.imu_s:
+        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.input_s:
             q = message.pose.pose.orientation
             self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
 

@@ -31,7 +31,7 @@ from dsd_ros.navigation.actions import (
 )
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.guard import ActionGuard
-from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
+from dsd_ros.navigation.safety import Cause, Motion, SafetyLimits
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.observe.bag.run import read_run
 
@@ -192,7 +192,7 @@ def test_a_message_is_read_by_the_grammar_that_it_is_for():
 )
 def test_the_supervisor_bounds_an_action_whatever_the_grammar_says(limit, action):
     def refused(limits: SafetyLimits) -> bool:
-        guard = ActionGuard(limits, 20.0, Fallback())
+        guard = ActionGuard(limits, "stop")
         guard.pose(Pose(0.0, 0.0, 0.0))
         guard.announce(Action(*action, Grammar.of(OWN, "mine")), True, 10.0, 10.1, 5.0)
         if guard.action is None:

@@ -163,7 +163,7 @@ def test_velocities_are_limited_and_gained_slowly(make):
     limits = driver.limits
     assert min(v["x"] for v in values) == limits.vx_min and max(v["z"] for v in values) <= 1.5
     steps = [b["z"] - a["z"] for a, b in itertools.pairwise(values)]
-    assert values[0]["z"] <= limits.awz * 0.1 + 1e-9 and max(steps) <= limits.awz * 0.1 + 1e-9
+    assert values[0]["z"] <= 0.6 + 1e-9 and max(steps) <= 0.6 + 1e-9
 
 
 def test_slowing_down_is_never_delayed():

@@ -7,7 +7,7 @@ import math
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.safety import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Fallback, Motion, SafetyLimits
+from dsd_ros.navigation.safety import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
 _ROUNDING = 1e-3  # m and rad, on an action's amount
@@ -26,7 +26,7 @@ class ActionGuard:
     A refusal lasts until the next admissible action, or until navigation has commanded zero for a while.
     """
 
-    def __init__(self, limits: SafetyLimits, fallback: Fallback) -> None:
+    def __init__(self, limits: SafetyLimits, fallback: str) -> None:
         self.refusal: tuple[Cause, str] | None = None
         self.action: Action | None = None
         self.verified = True  # the target verified the action under way
@@ -42,7 +42,7 @@ class ActionGuard:
         self._moved = False
         self._zero_since: float | None = None
 
-    def adopt(self, limits: SafetyLimits, fallback: Fallback) -> None:
+    def adopt(self, limits: SafetyLimits, fallback: str) -> None:
         self._limits, self._fallback = limits, fallback
 
     @property
@@ -89,7 +89,7 @@ class ActionGuard:
 
     def _needs_verification(self, verified: bool, retracing: bool) -> str:
         """Why an unverified action is refused; empty when it is verified or the fallback allows it."""
-        fallback = self._fallback.fallback
+        fallback = self._fallback
         if retracing:
             sentence = f"Navigation wants to go back the way it came, but the fallback is '{fallback}'."
             return "" if fallback == "return" else sentence

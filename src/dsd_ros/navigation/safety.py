@@ -132,13 +132,6 @@ class SafetyLimits:
 
 
 @dataclass(frozen=True)
-class Fallback:
-    """What navigation may do without a verified reply. The default, nothing, is exact."""
-
-    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
-
-
-@dataclass(frozen=True)
 class Requirements:
     """What navigation needs before it may move the robot."""
 

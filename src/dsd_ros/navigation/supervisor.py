@@ -23,7 +23,6 @@ from dsd_ros.navigation.safety import (
     SEVERITY,
     STILL,
     Cause,
-    Fallback,
     Motion,
     Requirements,
     SafetyLimits,
@@ -97,12 +96,12 @@ class Supervisor:
         timeouts: Timeouts | None = None,
         limits: SafetyLimits | None = None,
         required: Requirements | None = None,
-        fallback: Fallback | None = None,
+        fallback: str = "stop",
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or SafetyLimits()
         self._required = required or Requirements()
-        self._guard = ActionGuard(self._limits, fallback or Fallback())
+        self._guard = ActionGuard(self._limits, fallback)
         self._called = -math.inf
         self._distrust_until = -math.inf
         self._emergency = self._fault = self._strangers = ""
@@ -122,7 +121,7 @@ class Supervisor:
         self._spoken = -math.inf
         self._clock: ClockWatch | None = None
 
-    def adopt(self, timeouts: Timeouts, limits: SafetyLimits, fallback: Fallback) -> None:
+    def adopt(self, timeouts: Timeouts, limits: SafetyLimits, fallback: str) -> None:
         """Judge by other settings from now on, the action under way too."""
         self._timeouts, self._limits = timeouts, limits
         self._guard.adopt(limits, fallback)

@@ -20,12 +20,10 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import Point, Twist
 from nav_msgs.msg import Odometry
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from rclpy.task import Future
 from std_msgs.msg import Bool, String
 
@@ -120,7 +118,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._ask = self.create_client(Ask, "dsd/ask", callback_group=service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
         steady_timer(self, _CONTROL_S, self._tick, motion)
-        self.add_on_set_parameters_callback(self._keep_clock)
         callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
         self._server = ActionServer(self, Navigate, "dsd/navigate", self._execute, callback_group=service, **callbacks)
         self.autostart()
@@ -135,11 +132,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             if self._run is not None and self._goal is not None:
                 goal = self._goal.request
                 self._run.adopt(settings.run.within(goal.max_steps, seconds(goal.time_limit)), settings.motion)
-
-    def _keep_clock(self, given: list[Parameter]) -> SetParametersResult:
-        refused = self._goal is not None and any(each.name == "use_sim_time" for each in given)
-        reason = "use_sim_time cannot change while a run is under way: cancel it first." if refused else ""
-        return SetParametersResult(successful=not refused, reason=reason)
 
     def end(self) -> None:
         """Stop the robot, end the run under way, and let its result get out."""

@@ -51,7 +51,7 @@ class SupervisorNode(RunnableNode):
         super().__init__("supervisor_node")
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings, adopt=self._adopt)
-        self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
+        self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings.fallback)
         self._grammar = read_grammar(settings.grammar)
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
@@ -74,7 +74,7 @@ class SupervisorNode(RunnableNode):
 
     def _adopt(self, settings: SupervisorNodeSettings) -> None:
         self._settings = settings
-        self._supervisor.adopt(settings.timeout, settings.limit, settings)
+        self._supervisor.adopt(settings.timeout, settings.limit, settings.fallback)
 
     def claim_processor(self) -> None:
         """Ask for real-time scheduling of this process if the settings say so."""

@@ -35,7 +35,7 @@ from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.controller import MotionSettings
 from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import DepthView, Fallback, Requirements, SafetyLimits, Timeouts
+from dsd_ros.navigation.safety import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, shipped_model
@@ -297,12 +297,13 @@ class NavigationNodeSettings(CommandSettings, ManagedSettings):
 
 
 @dataclass(frozen=True)
-class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
+class SupervisorNodeSettings(CommandSettings, CameraSettings):
     """The causes that stop the robot, and after how long."""
 
     live: ClassVar = ("fallback", "stop_speed", "timeout", "limit", "depth")
 
     grammar: str = option("dsd", GRAMMAR_HELP, check=read_grammar)
+    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
     stop_speed: float = option(
         0.0, "speed ahead of a stop, m/s; 0.001 for a driver that ignores zeros and rounds this to zero", 0.0, 0.004

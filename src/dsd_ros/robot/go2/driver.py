@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dsd_ros.options import option
+from dsd_ros.options import check_options, option
 from dsd_ros.robot.driver import DriverError, Fault, FaultCause, MotionLimits, Posture, RobotState, wait_until
 from dsd_ros.robot.go2.protocol import (
     OBSTACLES_AVOID,
@@ -60,9 +60,7 @@ class Go2Settings:
     velocity_frame: str = option("body", "frame of the velocity in the robot's state", choices=VELOCITY_FRAMES)
 
     def __post_init__(self) -> None:
-        for name, known in (("avoidance", AVOIDANCE), ("velocity_frame", VELOCITY_FRAMES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"'{getattr(self, name)}' is no {name}; choose from {', '.join(known)}.")
+        check_options(self)
 
 
 class Go2Driver:

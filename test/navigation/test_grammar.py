@@ -135,6 +135,7 @@ def test_a_grammar_survives_being_recorded(data):
         (changed(forward={"phrases": ["on {}"], "amounts": [math.nan]}), "from 1 to 100"),
         (changed(forward={"phrases": ["on {}"], "amounts": [25], "unit": "m"}), "no more"),
         (changed(turn_left={"phrases": ["on {}"], "amounts": [91]}), "from 1 to 90"),
+        (changed(turn_left={"phrases": ["on {}"]}), "from 1 to 90"),
     ],
 )
 def test_a_malformed_grammar_is_refused_by_one_sentence(data, why):

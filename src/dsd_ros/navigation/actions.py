@@ -138,7 +138,7 @@ def _phrases(kind: ActionKind, words: Mapping[str, Any]) -> Iterator[tuple[str, 
     amounts = dict(given) if isinstance(given, Mapping) else {str(amount): amount for amount in given or ()}
     if kind is ActionKind.STOP:
         amounts = {"": 0}
-    elif not all(type(amount) is int and 1 <= amount <= _MOST[kind] for amount in amounts.values()):
+    elif not amounts or not all(type(amount) is int and 1 <= amount <= _MOST[kind] for amount in amounts.values()):
         raise GrammarError(f"{key}.amounts must be whole cm or degrees from 1 to {_MOST[kind]}")
     for phrase in _texts(words.get("phrases"), f"{key}.phrases"):
         if phrase.count("{}") != (kind is not ActionKind.STOP):

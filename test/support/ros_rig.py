@@ -36,6 +36,7 @@ from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.running import ThreadedExecutor
+from dsd_ros.ros.settings import merged
 from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 
 if TYPE_CHECKING:
@@ -88,11 +89,14 @@ class Rig:
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
-        if executable in _ROBOTS:
-            given = {name.replace("__", "."): value for name, value in parameters.items()}
-            return self.group.start(executable, robot_command(executable, given))
+        if executable == "go2_standin_node":
+            return self.group.start(executable, robot_command(executable, parameters))
         texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
-        return self.group.start_planned(Start(executable, texts))
+        start = Start(executable, texts)
+        if executable in _ROBOTS:
+            values, _ = merged(executable, "", [*start.parameter_files, texts])
+            return self.group.start(executable, robot_command(executable, values))
+        return self.group.start_planned(start)
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
         """Poll until ``done()`` is true and return its value; fails with what the processes printed."""

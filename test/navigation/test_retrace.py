@@ -15,7 +15,6 @@ from dsd_ros.navigation.guard import Trail
 from dsd_ros.navigation.retrace import AIMED, REACHED_M, Path, Retrace, straightened
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
-SUPERVISORS_MARGIN_M = 0.3
 
 
 class Walker:
@@ -45,7 +44,7 @@ def walk(actions, seed: int, distance_error: float, angle_error: float):
     walker = Walker(seed, distance_error, angle_error)
     for action in actions:
         walker.carry_out(action)
-    path, trail = Path(), Trail(SUPERVISORS_MARGIN_M)
+    path, trail = Path(), Trail()
     for pose in walker.seen:
         path.add(pose)
         trail.add(pose.x, pose.y)

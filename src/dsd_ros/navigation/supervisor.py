@@ -20,6 +20,7 @@ from dsd_ros.navigation.guard import ActionGuard
 from dsd_ros.navigation.records import ClockWatch, Moment
 from dsd_ros.navigation.safety import (
     BINDS_OPERATOR,
+    FALLBACKS,
     SEVERITY,
     STILL,
     Cause,
@@ -96,7 +97,7 @@ class Supervisor:
         timeouts: Timeouts | None = None,
         limits: SafetyLimits | None = None,
         required: Requirements | None = None,
-        fallback: str = "stop",
+        fallback: str = FALLBACKS[0],
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or SafetyLimits()

@@ -178,7 +178,7 @@ def test_a_hold_that_passes_cancels_the_goal_and_sends_what_is_left(rig):
 
 @pytest.mark.parametrize("fault", ["silent", "deaf"])
 def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
-    nav = Nav2Rig(rig, run__safety_patience_s=30.0)
+    nav = Nav2Rig(rig, motion__speed=0.15, run__safety_patience_s=30.0)  # it drives for longer than it may be silent
     stops: list[bool] = []
     alarm = rig.node.create_subscription(Bool, "emergency_stop", lambda m: stops.append(m.data), qos.STATE)
     rig.until_linked("navigation_node", alarm)

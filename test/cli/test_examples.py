@@ -14,7 +14,7 @@ from PIL import Image
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.navigation.actions import all_actions, format_action, parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import all_actions, format_action, parse_reply, read_grammar
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import ModelSettings, load_model

@@ -9,8 +9,8 @@ from collections import deque
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dsd_ros.navigation.actions import Action, ActionKind, all_actions, format_action
-from dsd_ros.navigation.controller import (
+from dsd_ros.navigation.run.actions import Action, ActionKind, all_actions, format_action
+from dsd_ros.navigation.run.controller import (
     AT_REST,
     STUCK_S,
     MotionController,

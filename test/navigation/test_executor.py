@@ -9,12 +9,12 @@ import random
 import pytest
 from run_bench import GO, STOP, TICK_S, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
-from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, Order
-from dsd_ros.navigation.records import Phase
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.controller import AT_REST, MotionSettings, Velocity
+from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, Order
+from dsd_ros.navigation.run.records import Phase
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import Cause
 
 
 class DelegatedBench(Bench):
@@ -167,7 +167,7 @@ def test_a_navigator_that_does_not_answer_ends_the_run(fault, sentence, alarms):
 
 
 def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked(monkeypatch):
-    monkeypatch.setattr("dsd_ros.navigation.run._MOST_STUCK", 1)
+    monkeypatch.setattr("dsd_ros.navigation.run.run._MOST_STUCK", 1)
     bench = DelegatedBench()
     bench.share = 0.5
     bench.answer(GO)

@@ -9,10 +9,9 @@ from itertools import product
 import pytest
 from announced import announced
 
-from dsd_ros.navigation.actions import ActionKind
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import Trail
-from dsd_ros.navigation.safety import (
+from dsd_ros.navigation.run.actions import ActionKind
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.safety.causes import (
     FALLBACKS,
     STILL,
     Cause,
@@ -22,7 +21,8 @@ from dsd_ros.navigation.safety import (
     SafetyReport,
     Timeouts,
 )
-from dsd_ros.navigation.supervisor import Supervisor
+from dsd_ros.navigation.safety.guard import Trail
+from dsd_ros.navigation.safety.supervisor import Supervisor
 
 AHEAD = Motion(0.4)
 STEP = 0.02

@@ -14,7 +14,7 @@ from bag_maker import make_bag
 from hypothesis import given, settings, strategies as st
 from run_bench import Bench
 
-from dsd_ros.navigation.actions import (
+from dsd_ros.navigation.run.actions import (
     ANY,
     KINDS,
     SHIPPED,
@@ -29,10 +29,10 @@ from dsd_ros.navigation.actions import (
     parse_reply,
     read_grammar,
 )
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import ActionGuard
-from dsd_ros.navigation.safety import Cause, Motion, SafetyLimits
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause, Motion, SafetyLimits
+from dsd_ros.navigation.safety.guard import ActionGuard
 from dsd_ros.observe.bag.run import read_run
 
 NAVILA = read_grammar("navila")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, strategies as st
 from run_bench import GO, SETTINGS, STOP, TICK_S, Bench, say
 
-from dsd_ros.navigation.controller import AT_REST, Pose, Velocity, stands
-from dsd_ros.navigation.odometry import OdometryError, SpeedEstimate, checked_pose, checked_twist
-from dsd_ros.navigation.records import DecodeAnswer, Phase
-from dsd_ros.navigation.safety import tilt_of
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import AT_REST, Pose, Velocity, stands
+from dsd_ros.navigation.run.records import DecodeAnswer, Phase
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import tilt_of
+from dsd_ros.navigation.safety.odometry import OdometryError, SpeedEstimate, checked_pose, checked_twist
 
 LEFT = say("turn left 45 degrees")
 

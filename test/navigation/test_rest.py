@@ -10,9 +10,9 @@ from unittest.mock import patch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import SETTINGS, Bench, say
 
-from dsd_ros.navigation.actions import all_actions
-from dsd_ros.navigation.controller import AT_REST
-from dsd_ros.navigation.records import DecodeAnswer
+from dsd_ros.navigation.run.actions import all_actions
+from dsd_ros.navigation.run.controller import AT_REST
+from dsd_ros.navigation.run.records import DecodeAnswer
 
 LONG = replace(SETTINGS, max_steps=40)
 
@@ -31,7 +31,7 @@ def test_nothing_is_asked_of_a_robot_that_moves():
 )
 @hypothesis_settings(max_examples=40)
 def test_errors_do_not_add_up_over_a_run(actions, lag, delay):
-    with patch.multiple("dsd_ros.navigation.run", _MOST_REVERSALS=40, _MOST_REPEATS=20):
+    with patch.multiple("dsd_ros.navigation.run.run", _MOST_REVERSALS=40, _MOST_REPEATS=20):
         bench = Bench(LONG, lag=lag)
     seen_from = bench.pose
     answered, checked, due, limit = 0, 0, math.inf, bench.now + 200.0

@@ -9,10 +9,10 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dsd_ros.navigation.actions import ActionKind, all_actions
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import Trail
-from dsd_ros.navigation.retrace import AIMED, REACHED_M, Path, Retrace, straightened
+from dsd_ros.navigation.run.actions import ActionKind, all_actions
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.retrace import AIMED, REACHED_M, Path, Retrace, straightened
+from dsd_ros.navigation.safety.guard import Trail
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
 

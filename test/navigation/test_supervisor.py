@@ -13,9 +13,9 @@ from announced import announced
 from hypothesis import settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dsd_ros.navigation.actions import ActionKind
-from dsd_ros.navigation.controller import MotionSettings, Pose
-from dsd_ros.navigation.safety import (
+from dsd_ros.navigation.run.actions import ActionKind
+from dsd_ros.navigation.run.controller import MotionSettings, Pose
+from dsd_ros.navigation.safety.causes import (
     BINDS_OPERATOR,
     STILL,
     Cause,
@@ -29,7 +29,7 @@ from dsd_ros.navigation.safety import (
     range_reading,
     tilt_of,
 )
-from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
+from dsd_ros.navigation.safety.supervisor import SafetyDecision, Supervisor
 from dsd_ros.paths import share_directory
 
 REQUIRED = Requirements(deadman=True, obstacle="range", heartbeats="draft_node", link="draft_node")

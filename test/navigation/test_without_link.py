@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST
-from dsd_ros.navigation.records import DecodeAnswer, Phase
-from dsd_ros.navigation.retrace import AIMED, REACHED_M
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import AT_REST
+from dsd_ros.navigation.run.records import DecodeAnswer, Phase
+from dsd_ros.navigation.run.retrace import AIMED, REACHED_M
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
 
 LONG = replace(SETTINGS, max_steps=40, time_limit_s=600.0)
 DRAFT_ONLY = replace(LONG, fallback="draft_only")
@@ -228,7 +228,7 @@ def test_a_cancel_ends_the_way_back_at_once():
 )
 @hypothesis_settings(max_examples=12)
 def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(actions, lag, noise, seed):
-    with patch.multiple("dsd_ros.navigation.run", _MOST_REVERSALS=40):
+    with patch.multiple("dsd_ros.navigation.run.run", _MOST_REVERSALS=40):
         bench = Bench(RETURN, lag=lag, noise=noise, seed=seed)
     for action in actions:
         bench.answer(say(action))

@@ -24,8 +24,8 @@ from dsd_lab.faults.safety_bench import PARAMETERS, StandIn
 from dsd_lab.robot.go2_standin_node import Go2StandinNode
 from dsd_lab.robot.simulator_node import FaultySimulatorNode
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.nodes.bridge_node import BridgeNode
 from dsd_ros.nodes.draft_node import DraftNode
 from dsd_ros.nodes.go2_node import Go2Node

@@ -19,7 +19,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import SafetyState
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.ros import qos
 
 pytest.importorskip("nav2_msgs.action", reason="Nav2's messages are not installed")

@@ -25,7 +25,7 @@ from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds, to_duration
 

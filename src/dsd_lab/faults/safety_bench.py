@@ -27,7 +27,7 @@ from std_srvs.srv import Trigger
 
 from dsd_lab.report import BenchError, check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.safety import MOST_UNVERIFIED, REFUSALS, Cause, DepthView
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, REFUSALS, Cause, DepthView
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import camera_info
 from dsd_ros.ros.bringup import Start

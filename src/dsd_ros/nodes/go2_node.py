@@ -22,8 +22,8 @@ from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
 from std_srvs.srv import Trigger
 
-from dsd_ros.navigation.controller import Velocity
-from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.navigation.run.controller import Velocity
+from dsd_ros.navigation.safety.watchdog import Watchdog
 from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.robot.driver import DriverError, until_connected
 from dsd_ros.robot.go2.driver import COMMAND_S, Go2Driver

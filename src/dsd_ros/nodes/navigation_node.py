@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
-A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
+A thin shell around :class:`dsd_ros.navigation.run.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
 active, and deactivate stops the robot first. It publishes ``cmd_vel_dsd``, or hands the actions to Nav2 (``executor``),
 whose commands then come on that topic; the safety supervisor decides what of them reaches the robot. Every wait has a
 limit, and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
@@ -30,17 +30,17 @@ from std_msgs.msg import Bool, String
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import MemoryAnswer, NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
-from dsd_ros.navigation import goals
-from dsd_ros.navigation.actions import KINDS, format_action, read_grammar
-from dsd_ros.navigation.controller import Velocity
-from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
-from dsd_ros.navigation.goals import ResolvedGoal
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, checked_instruction
-from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.navigation.run import goals
+from dsd_ros.navigation.run.actions import KINDS, format_action, read_grammar
+from dsd_ros.navigation.run.controller import Velocity
+from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
+from dsd_ros.navigation.run.goals import ResolvedGoal
+from dsd_ros.navigation.run.records import Announcement, DecodeAnswer, DecodeRequest
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.run.settings import RunOutcome, checked_instruction
+from dsd_ros.navigation.safety.causes import Cause, SafetyReport
+from dsd_ros.navigation.safety.odometry import OdometryError
+from dsd_ros.navigation.safety.watchdog import Watchdog
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The safety supervisor: the only node that publishes ``cmd_vel``.
 
-A thin shell around :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this process, and one
-thread, so nothing here ever waits. If the process dies, the robot's driver (or the simulator) stops the robot when
+A thin shell around :class:`dsd_ros.navigation.safety.supervisor.Supervisor`. No model and no torch in this process, and
+one thread, so nothing here ever waits. If the process dies, the robot's driver (or the simulator) stops the robot when
 ``cmd_vel`` falls silent.
 """
 
@@ -22,10 +22,10 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.actions import SHIPPED, Action, action_of, read_grammar
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.safety import STILL, Cause, Motion, Source, names, tilt_of
-from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
+from dsd_ros.navigation.run.actions import SHIPPED, Action, action_of, read_grammar
+from dsd_ros.navigation.safety.causes import STILL, Cause, Motion, Source, names, tilt_of
+from dsd_ros.navigation.safety.odometry import OdometryError
+from dsd_ros.navigation.safety.supervisor import SafetyDecision, Supervisor
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import LOOK_S, CameraTopic

@@ -17,9 +17,9 @@ from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import AnswerSource, DecodeStats, MemoryAnswer, NavAction, ReplyProgress
-from dsd_ros.navigation.actions import ANY, action_of, format_action
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.actions import ANY, action_of, format_action
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.managed import LifecycleWatch

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image, LaserScan, Range
 
-from dsd_ros.navigation.depth import DepthCorridor, DepthError, Intrinsics, read_depth
-from dsd_ros.navigation.safety import DepthView, Requirements, nearest_ahead, range_reading
+from dsd_ros.navigation.safety.causes import DepthView, Requirements, nearest_ahead, range_reading
+from dsd_ros.navigation.safety.depth import DepthCorridor, DepthError, Intrinsics, read_depth
 from dsd_ros.ros import qos
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import seconds

@@ -31,12 +31,12 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.limits import MAX_HISTORY
-from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
-from dsd_ros.navigation.controller import MotionSettings
-from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
-from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
-from dsd_ros.navigation.settings import RunSettings
+from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
+from dsd_ros.navigation.run.controller import MotionSettings
+from dsd_ros.navigation.run.executor import EXECUTORS, Nav2Settings
+from dsd_ros.navigation.run.goals import WHEN
+from dsd_ros.navigation.run.settings import RunSettings
+from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits

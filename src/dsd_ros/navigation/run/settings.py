@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.safety import FALLBACK_HELP, FALLBACKS
+from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS
 from dsd_ros.options import option
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dsd_ros.navigation.actions import Action, ParsedReply
-from dsd_ros.navigation.safety import REFUSALS, Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.actions import Action, ParsedReply
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import REFUSALS, Cause, SafetyReport
 
 _SUPERVISOR_S = 1.0  # a supervisor silent for this long counts as holding the robot
 _REFUSED_S = 0.5  # waiting does not help when the supervisor refuses navigation's own commands

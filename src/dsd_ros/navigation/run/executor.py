@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.options import option
 
 EXECUTORS, FORWARD_GOALS = ("own", "nav2"), ("drive_on_heading", "navigate_to_pose")

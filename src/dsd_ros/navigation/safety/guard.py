@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.safety import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
+from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
 _ROUNDING = 1e-3  # m and rad, on an action's amount

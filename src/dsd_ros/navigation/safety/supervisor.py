@@ -2,8 +2,8 @@
 """The safety supervisor's decisions: whose command goes to the robot, and whether it may move it.
 
 An operator's command takes precedence over navigation's while it is fresh. Navigation's command is passed on only
-while no :class:`~dsd_ros.navigation.safety.Cause` holds and the action under way allows it. Unknown counts as bad:
-before the first pose, picture or heartbeat nothing moves.
+while no :class:`~dsd_ros.navigation.safety.causes.Cause` holds and the action under way allows it. Unknown counts as
+bad: before the first pose, picture or heartbeat nothing moves.
 
 Pure. Every event carries ``now``, steady time in seconds. The caller serializes its calls, and calls
 :meth:`Supervisor.decide` after each event and at short intervals.
@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dsd_ros.navigation.actions import Action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import ActionGuard
-from dsd_ros.navigation.records import ClockWatch, Moment
-from dsd_ros.navigation.safety import (
+from dsd_ros.navigation.run.actions import Action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.records import ClockWatch, Moment
+from dsd_ros.navigation.safety.causes import (
     BINDS_OPERATOR,
     FALLBACKS,
     SEVERITY,
@@ -33,6 +32,7 @@ from dsd_ros.navigation.safety import (
     names,
     plausible,
 )
+from dsd_ros.navigation.safety.guard import ActionGuard
 
 _STALL_S = 0.3  # after no call for this long, this process itself was frozen
 _DISTRUST_S = 0.1  # how long after a stall queued inputs are not taken for fresh

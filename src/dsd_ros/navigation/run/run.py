@@ -19,12 +19,12 @@ action to carry out, ends it. After an operator has driven the robot, it observe
 
 from __future__ import annotations
 
-from dsd_ros.navigation.actions import Action, ActionKind, Grammar, format_action
-from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity, stands
-from dsd_ros.navigation.decode_request import PendingRequest, ReplyRefused, check_reply
-from dsd_ros.navigation.executor import GoalExecutor
-from dsd_ros.navigation.motion import OscillationDetector, RobotMotion
-from dsd_ros.navigation.records import (
+from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, format_action
+from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity, stands
+from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
+from dsd_ros.navigation.run.executor import GoalExecutor
+from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
+from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,
     ClockWatch,
@@ -36,9 +36,9 @@ from dsd_ros.navigation.records import (
     Phase,
     RunStep,
 )
-from dsd_ros.navigation.retrace import Retrace
-from dsd_ros.navigation.safety import MOST_UNVERIFIED, UNVERIFIED_SPEED, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.retrace import Retrace
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, SafetyReport
 
 HISTORY = 8  # earlier steps that a request carries
 WAY_BACK = "back the way it came"

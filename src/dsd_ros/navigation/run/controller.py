@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.run.actions import Action, ActionKind
 from dsd_ros.options import option
 
 

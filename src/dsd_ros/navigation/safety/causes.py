@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dsd_ros.navigation.controller import MotionSettings, unit_quaternion
+from dsd_ros.navigation.run.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
 

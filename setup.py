@@ -28,7 +28,6 @@ NODES = (
     "navigation",
     "supervisor",
     "go2",
-    "go2_standin",
     "record",
     "visual",
     "view",

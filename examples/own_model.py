@@ -15,7 +15,7 @@ from pathlib import Path
 from dsd_ros.cloud.engine import in_process_channel
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import UnparsableReply, format_action, parse_reply, read_grammar
 from dsd_ros.pictures import read_picture
 from dsd_ros.vlm.loading import ModelSettings, load_model
 

@@ -14,31 +14,19 @@ from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration
 
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.humble import EqualsSubstitution, IfElseSubstitution
-from dsd_ros.robot.frames import FrameSettings
-from dsd_ros.robot.sim.driver import STANDING_HEIGHT
-from dsd_ros.robot.sim.scene import CAMERA_AHEAD
-from dsd_ros.robot.sim.world import CAMERA_HEIGHT, CAMERA_PITCH
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS
+from dsd_ros.humble import EqualsSubstitution
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.ros.launching import common_arguments, group, installed, node, required, restarted, setting
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
     port = str(VerifierSettings.port)
-    camera = f"{CAMERA_AHEAD} 0 {CAMERA_HEIGHT - STANDING_HEIGHT:.2f} 0 {CAMERA_PITCH:.4f} 0"  # the simulated robot's
     arguments = [
         *common_arguments(),
-        DeclareLaunchArgument(
-            "robot",
-            default_value=ROBOTS[0],
-            description="simulated: on the robot's ROS topics; go2-standin: through the Go2's own protocol and driver",
-            choices=list(ROBOTS),
-        ),
         DeclareLaunchArgument("seed", **setting("simulator_node", "seed", str(DEMO_SEED))),
         DeclareLaunchArgument("instruction", **setting("simulator_node", "instruction", DEMO_INSTRUCTION)),
         DeclareLaunchArgument("frame_prefix", **setting("simulator_node", "frame_prefix")),
-        DeclareLaunchArgument("camera_origin", **setting("go2_node", "camera_origin", camera)),
         DeclareLaunchArgument("transport", **setting("draft_node", "transport")),
         DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check", "service")),
         DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents", "shipped")),
@@ -51,22 +39,17 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
         DeclareLaunchArgument("verifier_port", default_value=port, description="port of dsd verifier"),
     ]
-    simulated = EqualsSubstitution(LaunchConfiguration("robot"), "simulated")
-    standin = EqualsSubstitution(LaunchConfiguration("robot"), "go2-standin")
     on_topics = EqualsSubstitution(LaunchConfiguration("transport"), "dds")
     remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
-    world = {"seed": "seed", "instruction": "instruction"}
-    robot = {**world, "frame_prefix": "frame_prefix"}
-    standing_in = {**world, "world_frame": [LaunchConfiguration("frame_prefix"), FrameSettings.odom_frame]}
+    robot = {"seed": "seed", "instruction": "instruction", "frame_prefix": "frame_prefix"}
     proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
     target = {"model.path": "target_model", "model.prompt": "prompt"}
     verifier = {**proof, **target, "documents": "cloud_documents", "text_model": "text_model"}
     processes = [
-        node("simulator_node", robot, condition=IfCondition(simulated), **required()),
-        node("go2_standin_node", standing_in, condition=IfCondition(standin), **required()),
+        node("simulator_node", robot, **required()),
         IncludeLaunchDescription(
             PythonLaunchDescriptionSource(str(Path(__file__).with_name("robot.launch.py"))),
-            launch_arguments={"driver": IfElseSubstitution(standin, "go2", "none")}.items(),
+            launch_arguments={"driver": "none"}.items(),
         ),
         node("verifier_node", verifier, condition=IfCondition(on_topics), **restarted()),
         ExecuteProcess(

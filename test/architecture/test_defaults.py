@@ -24,7 +24,6 @@ OTHERS = {
     ("observe/bag/reader.py", "repair", "storage"): "a bag without metadata",
     ("observe/bag/writer.py", "__init__", "storage"): "the first of STORAGES",
     ("robot/go2/protocol.py", "robot_state", "velocity_frame"): "the protocol's",
-    ("robot/go2/standin.py", "__init__", "lying"): "a stand-in without a node",
     ("robot/sim/driver.py", "__init__", "rate"): "simulated seconds per second, without a node",
     ("ros/running.py", "run_main", "threads"): "of an executor",
     ("ros/running.py", "run_node", "threads"): "of an executor",

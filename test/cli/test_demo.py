@@ -20,7 +20,7 @@ from ros_rig import GoalClient, OdometryRig
 from dsd_msgs.msg import NavAction
 from dsd_ros.cli import main
 from dsd_ros.cli.demo_run import DemoSettings, run_demo
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.ros import qos

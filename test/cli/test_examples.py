@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.navigation.actions import all_actions, format_action, parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import all_actions, format_action, parse_reply, read_grammar
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -53,7 +54,7 @@ def test_own_models_are_read_by_an_own_grammar(tmp_path):
     with Simulator(World.from_seed(0)) as simulator:
         Image.fromarray(simulator.render()).save(tmp_path / "view.png")
     mine = tmp_path / "mine.yaml"
-    preset = (ROOT / "config" / "grammars" / "dsd.yaml").read_text()
+    preset = json.dumps(dict(read_grammar("dsd").data))  # which is YAML, too
     mine.write_text(preset.replace('"forward {} cm"', '"onward {} cm", "forward {} cm"'))  # the first is written
     models = [str(ROOT / "models" / name) for name in ("draft", "target")]
     asked = [str(tmp_path / "view.png"), "find the black can"]

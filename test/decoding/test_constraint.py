@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from worded_table import FORM, WORDS, worded_tokenizer
 
 from dsd_ros.decoding.constraint import BARRED, Constrainer, ReplyForm, Rule, State, apply_rule, token_bytes
-from dsd_ros.navigation.actions import Grammar, parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import Grammar, parse_reply, read_grammar
 from dsd_ros.paths import models_directory
 
 GRAMMARS = {
@@ -24,7 +24,7 @@ GRAMMARS = {
     "words": Grammar.of(
         {
             "marks": ["Jetzt:", "Now"],
-            "forward": {"phrases": ["go {} m", "größer {}"], "amounts": [0.25, 0.5], "unit": "m"},
+            "forward": {"phrases": ["go {} m", "größer {}"], "amounts": {"0.25": 25, "0.5": 50}},
             "stop": {"phrases": ["stop", "stop it", "Stop it at once"]},
             "end": "!E",
         },

@@ -92,7 +92,6 @@ def make_all(notes: Notes) -> None:
     from dsd_ros.nodes.bridge_node import BridgeNode
     from dsd_ros.nodes.draft_node import DraftNode
     from dsd_ros.nodes.go2_node import Go2Node
-    from dsd_ros.nodes.go2_standin_node import Go2StandinNode
     from dsd_ros.nodes.memory_node import MemoryNode
     from dsd_ros.nodes.navigation_node import NavigationNode
     from dsd_ros.nodes.simulator_node import SimulatorNode
@@ -111,7 +110,7 @@ def make_all(notes: Notes) -> None:
         with notes.taken():
             for node in (
                 DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
-                Go2StandinNode, VisualNode,
+                VisualNode,
             ):  # fmt: skip
                 made.append(node())  # noqa: PERF401  # what was made is closed
             nodes = {node.get_name(): node for node in made}

@@ -24,7 +24,7 @@ FURTHER = {
     ("navigation_node", "publishes"): {"emergency_stop"},  # executor: nav2
     ("supervisor_node", "listens"): {"camera/camera_info"},  # require.camera: info
 }
-NOT_DEPLOYED = {"simulator_node", "go2_standin_node"}
+NOT_DEPLOYED = {"simulator_node"}
 Allowed = dict[tuple[str, str], set[str]]
 
 

@@ -20,9 +20,9 @@ from table_model import _Tokens
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.navigation.actions import format_action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.actions import format_action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.channel import LinkError

@@ -27,7 +27,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.navigation.actions import parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import parse_reply, read_grammar
 from dsd_ros.paths import models_directory
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model

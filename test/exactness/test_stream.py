@@ -20,7 +20,7 @@ from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.navigation.actions import parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import parse_reply, read_grammar
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel

@@ -16,6 +16,7 @@ MAX_FILES, MAX_FUNCTION_LINES = 25, 60
 ARROWS: dict[str, set[str]] = {
     "links": set(),
     "papers": set(),
+    "robot": set(),
     "worlds": set(),
     "train": {"worlds"},
     "pair": {"worlds", "train"},
@@ -24,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
 ARROWS["reproduce"] = {"bench", *ARROWS["bench"]}
 ARROWS["figures"] = {"reproduce", *ARROWS["reproduce"]}
 ARROWS["dragon"] = {"bench", *ARROWS["bench"]}
-ARROWS["faults"] = {"dragon", *ARROWS["dragon"]}
+ARROWS["faults"] = {"dragon", "robot", *ARROWS["dragon"]}
 ARROWS["cli"] = {"faults", "figures", "reproduce", *ARROWS["faults"]}
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from dsd_ros.navigation.actions import (
+from dsd_ros.navigation.run.actions import (
     KINDS,
     Action,
     ActionKind,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from run_bench import GO, SETTINGS, STOP, Bench, report, silent
 
-from dsd_ros.navigation.records import DecodeAnswer
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.records import DecodeAnswer
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
 
 
 def restarted(bench: Bench, after: float = 3.0) -> None:

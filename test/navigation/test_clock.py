@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, TICK_S, Bench, say
 
-from dsd_ros.navigation.actions import Action, ActionKind
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.records import ClockWatch, DecodeAnswer, Moment, Phase
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome
-from dsd_ros.navigation.supervisor import Supervisor
+from dsd_ros.navigation.run.actions import Action, ActionKind
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.records import ClockWatch, DecodeAnswer, Moment, Phase
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
+from dsd_ros.navigation.safety.supervisor import Supervisor
 
 JUMPS = [-1e9, -3600.0, -900.0, -30.0, -1.0, -0.3, -0.05, 1.5, 30.0, 3600.0, 1e9]
 

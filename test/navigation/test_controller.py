@@ -9,9 +9,10 @@ from collections import deque
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dsd_ros.navigation.actions import Action, ActionKind, all_actions, format_action
-from dsd_ros.navigation.controller import (
+from dsd_ros.navigation.run.actions import Action, ActionKind, all_actions, format_action
+from dsd_ros.navigation.run.controller import (
     AT_REST,
+    STUCK_S,
     MotionController,
     MotionSettings,
     MotionStatus,
@@ -92,7 +93,7 @@ def test_a_blocked_drive_is_stuck_and_commands_zero():
     controller, commands = drive(Action(ActionKind.FORWARD, 50), Rig(Pose(0, 0, 0), blocked=True))
     assert controller.status is MotionStatus.STUCK
     assert commands[-1] == AT_REST
-    assert len(commands) * 0.02 < SETTINGS.stuck_s + 1.0
+    assert len(commands) * 0.02 < STUCK_S + 1.0
 
 
 def test_stop_waits_for_rest():

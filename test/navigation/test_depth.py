@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from dsd_ros.navigation.depth import DepthCorridor, DepthError, Intrinsics, read_depth
-from dsd_ros.navigation.safety import DepthView
+from dsd_ros.navigation.safety.causes import DepthView
+from dsd_ros.navigation.safety.depth import DepthCorridor, DepthError, Intrinsics, read_depth
 
 VIEW = DepthView()
 CAMERA = Intrinsics(97.0, 97.0, 84.0, 56.0, 168, 112)

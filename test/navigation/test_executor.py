@@ -9,12 +9,12 @@ import random
 import pytest
 from run_bench import GO, STOP, TICK_S, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
-from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, Order
-from dsd_ros.navigation.records import Phase
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.controller import AT_REST, MotionSettings, Velocity
+from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, Order
+from dsd_ros.navigation.run.records import Phase
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import Cause
 
 
 class DelegatedBench(Bench):
@@ -26,7 +26,7 @@ class DelegatedBench(Bench):
 
     def __init__(self, **settings) -> None:
         super().__init__()
-        self.executor = GoalExecutor(3.0)
+        self.executor = GoalExecutor()
         settings = RunSettings(**{"max_steps": 5, "time_limit_s": 60.0} | settings)
         self.run = NavigationRun(settings, MotionSettings(), self.moment, self.executor)
         self.answers = self.cancels = self.ready = True
@@ -166,8 +166,9 @@ def test_a_navigator_that_does_not_answer_ends_the_run(fault, sentence, alarms):
     assert not bench.executor.busy
 
 
-def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked():
-    bench = DelegatedBench(max_stuck=1)
+def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked(monkeypatch):
+    monkeypatch.setattr("dsd_ros.navigation.run.run._MOST_STUCK", 1)
+    bench = DelegatedBench()
     bench.share = 0.5
     bench.answer(GO)
     bench.tick()
@@ -178,7 +179,7 @@ def test_a_goal_that_takes_too_long_is_cancelled_and_counts_as_blocked():
 
 
 def test_a_cancel_that_overtakes_the_acceptance_takes_effect_after_it():
-    executor = GoalExecutor(3.0)
+    executor = GoalExecutor()
     executor.start(_goal(executor))
     assert executor.take_order(True) is Order.SEND
     executor.stop()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsd_ros.navigation.goals import instruction_in, needs_memory, question_about, resolve_answer
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.goals import instruction_in, needs_memory, question_about, resolve_answer
+from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.robot.sim.world import COLOURS, KINDS
 
 OF_THE_SPEAKER = [

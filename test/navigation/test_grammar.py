@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -15,7 +14,7 @@ from bag_maker import make_bag
 from hypothesis import given, settings, strategies as st
 from run_bench import Bench
 
-from dsd_ros.navigation.actions import (
+from dsd_ros.navigation.run.actions import (
     ANY,
     KINDS,
     SHIPPED,
@@ -30,17 +29,17 @@ from dsd_ros.navigation.actions import (
     parse_reply,
     read_grammar,
 )
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import ActionGuard
-from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause, Motion, SafetyLimits
+from dsd_ros.navigation.safety.guard import ActionGuard
 from dsd_ros.observe.bag.run import read_run
 
 NAVILA = read_grammar("navila")
 OWN = {
     "marks": ["<go>"],
-    "forward": {"phrases": ["ahead {} m", "go {} m"], "amounts": [0.5, 1.0], "unit": "m"},
-    "turn_left": {"phrases": ["left {}"], "amounts": {"from": 5, "to": 90, "step": 5}},
+    "forward": {"phrases": ["ahead {} m", "go {} m"], "amounts": {"0.5": 50, "1.0": 100}},
+    "turn_left": {"phrases": ["left {}"], "amounts": list(range(5, 91, 5))},
     "turn_right": {"phrases": ["right {}"], "amounts": {"little": 10, "much": 60}},
     "stop": {"phrases": ["Arrived", "done"]},
     "end": "!",
@@ -49,11 +48,6 @@ OWN = {
 
 def changed(**changes):
     return {name: value for name, value in (OWN | changes).items() if value is not None}
-
-
-def test_the_preset_dsd_is_the_grammar_of_the_code():
-    preset = read_grammar("dsd")
-    assert (preset.wordings, preset.marks, preset.end) == (SHIPPED.wordings, SHIPPED.marks, SHIPPED.end)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +94,6 @@ def test_an_own_grammar_has_its_own_words_units_and_amounts(tmp_path):
         action = parse_reply(text, grammar).action
         assert (action.kind, action.amount) == (kind, amount), text
     assert format_action(parse_reply("<go> go 1.0 m", grammar).action) == "ahead 1.0 m"
-    assert grammar.amounts(ActionKind.TURN_LEFT) == tuple(range(5, 91, 5))
     with pytest.raises(UnparsableReply):
         parse_reply("<go> left 7", grammar)
     with pytest.raises(ValueError, match="takes an amount of"):
@@ -111,7 +104,7 @@ def test_an_own_grammar_has_its_own_words_units_and_amounts(tmp_path):
 def test_a_grammar_survives_being_recorded(data):
     grammar = Grammar.of(data, "g")
     again = read_grammar(json.dumps(grammar.data))
-    assert (again.wordings, again.marks, again.end) == (grammar.wordings, grammar.marks, grammar.end)
+    assert (again.actions, again.marks, again.end) == (grammar.actions, grammar.marks, grammar.end)
     for action in all_actions(grammar):
         assert parse_reply(f"{grammar.marks[0]} {format_action(action)}{grammar.end}", again).action == action
 
@@ -119,34 +112,30 @@ def test_a_grammar_survives_being_recorded(data):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (None, "it must hold marks"),
-        ([1], "it must hold marks"),
-        (changed(backward={}), "it must hold marks"),
-        (changed(marks=None), "marks must be a list"),
-        (changed(marks=[]), "marks must be a list"),
-        (changed(marks=["a"] * 9), "marks must be a list of 1 to 8"),
-        (changed(marks=["two  spaces"]), "single spaces"),
-        (changed(marks=["a\nb"]), "printable"),
-        (changed(marks=["<|im_end|>"]), "printable"),
-        (changed(marks=["x" * 81]), "at most 80"),
+        (None, "damaged"),
+        ([1], "it must hold no more"),
+        (changed(backward={}), "it must hold no more"),
+        (changed(marks=None), "marks must be a list of texts"),
+        (changed(marks=[]), "marks must be a list of texts"),
+        (changed(marks="<go>"), "marks must be a list of texts"),
+        (changed(marks=["two  spaces"]), "cannot be read"),
         (changed(marks=["ahead"]), "cannot be read"),
+        (changed(end=1), "damaged"),
         (changed(stop=None), "it must have stop"),
         (changed(forward=None, turn_left=None, turn_right=None), "an action that moves"),
-        (changed(stop={"phrases": ["left 5"]}), "written alike"),
+        (changed(stop={"phrases": ["LEFT 5"]}), "reads as"),
+        (changed(stop={"phrases": "stop"}), "stop.phrases must be a list of texts"),
         (changed(stop={"phrases": ["stop {}"]}), "nowhere"),
         (changed(forward={"phrases": ["on"], "amounts": [25]}), "once"),
-        (changed(forward={"phrases": ["on {}"], "amounts": [25, 25]}), "written alike"),
+        (changed(forward={"phrases": ["on {}", "on {}!"], "amounts": {"a": 25, "a!": 50}}), "reads as"),
         (changed(forward={"phrases": ["on {}"], "amounts": [101]}), "from 1 to 100"),
-        (changed(forward={"phrases": ["on {}"], "amounts": [1.5], "unit": "m"}), "from 1 to 100"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [0.5]}), "from 1 to 100"),
         (changed(forward={"phrases": ["on {}"], "amounts": [-25]}), "from 1 to 100"),
         (changed(forward={"phrases": ["on {}"], "amounts": [True]}), "from 1 to 100"),
         (changed(forward={"phrases": ["on {}"], "amounts": [math.nan]}), "from 1 to 100"),
-        (changed(forward={"phrases": ["on {}"], "amounts": [10**400]}), "damaged"),
-        (changed(forward={"phrases": ["on {}"], "amounts": [25], "unit": "ft"}), "use cm or m"),
+        (changed(forward={"phrases": ["on {}"], "amounts": [25], "unit": "m"}), "no more"),
         (changed(turn_left={"phrases": ["on {}"], "amounts": [91]}), "from 1 to 90"),
-        (changed(turn_left={"phrases": ["on {}"], "amounts": {"from": 5, "to": 4, "step": 1}}), "list of numbers"),
-        (changed(turn_left={"phrases": ["on {}"], "amounts": {"from": 5, "to": 9, "step": 0}}), "from 1 to 90"),
-        (changed(turn_left={"phrases": ["on {}"]}), "list of numbers"),
+        (changed(turn_left={"phrases": ["on {}"]}), "from 1 to 90"),
     ],
 )
 def test_a_malformed_grammar_is_refused_by_one_sentence(data, why):
@@ -157,17 +146,10 @@ def test_a_malformed_grammar_is_refused_by_one_sentence(data, why):
 
 def test_files_that_hold_no_grammar_are_refused(tmp_path):
     path = tmp_path / "mine.yaml"
-    for content, why in ((b"\xff", "cannot be read"), (b"a: [", "is not YAML"), (b"#" * 70_000, "longer than")):
+    for content in (b"\xff", b"a: ["):
         path.write_bytes(content)
-        with pytest.raises(GrammarError, match=why):
+        with pytest.raises(GrammarError, match="cannot be read"):
             read_grammar(str(path))
-    nested = "a: &a [x]\n" + "".join(
-        f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghijklmnop")
-    )
-    path.write_text(f"{nested}forward: {{phrases: ['on {{}}'], amounts: [*p]}}\nmarks: [x]\n")
-    with pytest.raises(GrammarError) as caught:
-        read_grammar(str(path))
-    assert len(str(caught.value)) < 400
     with pytest.raises(GrammarError, match=r"There is no grammar 'navilla': name dsd, navila, or a file\."):
         read_grammar("navilla")
 
@@ -176,7 +158,7 @@ _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 120) | st.floats() | st.text(max_size=6) | st.just("go {}"),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["phrases", "amounts", "unit", "from", "to", "step"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["phrases", "amounts", "unit"]), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -211,7 +193,7 @@ def test_a_message_is_read_by_the_grammar_that_it_is_for():
 )
 def test_the_supervisor_bounds_an_action_whatever_the_grammar_says(limit, action):
     def refused(limits: SafetyLimits) -> bool:
-        guard = ActionGuard(limits, 20.0, Fallback())
+        guard = ActionGuard(limits, "stop")
         guard.pose(Pose(0.0, 0.0, 0.0))
         guard.announce(Action(*action, Grammar.of(OWN, "mine")), True, 10.0, 10.1, 5.0)
         if guard.action is None:

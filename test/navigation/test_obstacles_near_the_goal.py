@@ -9,11 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 from dsd_lab.worlds.expert import View, reply
-from dsd_ros.navigation.actions import ActionKind, parse_reply
-from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.depth import DepthCorridor, Intrinsics
-from dsd_ros.navigation.safety import Cause, DepthView, Motion, Requirements, SafetyLimits, Timeouts, range_reading
-from dsd_ros.navigation.supervisor import Supervisor
+from dsd_ros.navigation.run.actions import ActionKind, parse_reply
+from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.safety.causes import (
+    Cause,
+    DepthView,
+    Motion,
+    Requirements,
+    SafetyLimits,
+    Timeouts,
+    range_reading,
+)
+from dsd_ros.navigation.safety.depth import DepthCorridor, Intrinsics
+from dsd_ros.navigation.safety.supervisor import Supervisor
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf
 from dsd_ros.robot.sim.simulator import MAX_RANGE, MIN_RANGE, Simulator, check_arrival

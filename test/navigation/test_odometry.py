@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, strategies as st
 from run_bench import GO, SETTINGS, STOP, TICK_S, Bench, say
 
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.odometry import OdometryError, SpeedEstimate, checked_pose, checked_twist
-from dsd_ros.navigation.records import DecodeAnswer, Phase
-from dsd_ros.navigation.safety import tilt_of
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import AT_REST, Pose, Velocity, stands
+from dsd_ros.navigation.run.records import DecodeAnswer, Phase
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import tilt_of
+from dsd_ros.navigation.safety.odometry import OdometryError, SpeedEstimate, checked_pose, checked_twist
 
-MOTION = MotionSettings()
 LEFT = say("turn left 45 degrees")
 
 
@@ -138,7 +137,7 @@ def test_a_standing_robot_with_noisy_odometry_is_at_rest(hertz, twist):
         now = tick / hertz
         pose = Pose(chance.gauss(0.002 * now, 0.002), chance.gauss(0, 0.002), chance.gauss(0.0035 * now, 0.001))
         said = Velocity(abs(chance.gauss(0, 0.003)), chance.gauss(0, 0.003)) if twist else AT_REST
-        still.append(MOTION.still(estimate.update(pose, said, now, now)))
+        still.append(stands(estimate.update(pose, said, now, now)))
     assert sum(still) / len(still) > 0.97
     assert not estimate.conflict
 
@@ -151,15 +150,15 @@ def test_a_moving_robot_is_never_at_rest(speed, turn, hertz, start):
         x, y = x + speed * math.cos(yaw) / hertz, y + speed * math.sin(yaw) / hertz
         measured = estimate.update(Pose(x, y, math.remainder(yaw, math.tau)), AT_REST, tick / hertz, 0.0)
         if speed > 0.15 or tick / hertz > 0.6:  # slow motion takes longer to show
-            assert not MOTION.still(measured)
+            assert not stands(measured)
 
 
 def test_after_a_gap_the_robot_counts_as_moving_until_poses_show_that_it_stands():
     estimate = SpeedEstimate()
     for tick in range(50):
         measured = estimate.update(Pose(0.0, 0.0, 0.0), AT_REST, tick * TICK_S, tick * TICK_S)
-    assert MOTION.still(measured)
-    assert not MOTION.still(estimate.update(Pose(0.0, 0.0, 0.0), AT_REST, 10.0, 10.0))
+    assert stands(measured)
+    assert not stands(estimate.update(Pose(0.0, 0.0, 0.0), AT_REST, 10.0, 10.0))
 
 
 @given(yaw=st.floats(-3.1, 3.1), length=st.floats(0.76, 1.24))

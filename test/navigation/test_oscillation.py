@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 from run_bench import GO, SETTINGS, Bench, say
 
-from dsd_ros.navigation.actions import ActionKind, all_actions, parse_action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.motion import OscillationDetector
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.actions import ActionKind, all_actions, parse_action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.motion import OscillationDetector
+from dsd_ros.navigation.run.settings import RunOutcome
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
 
@@ -28,8 +28,9 @@ def test_turning_to_and_fro_ends_the_run():
     assert abs(bench.pose.yaw) < 0.05
 
 
-def test_deciding_the_same_at_the_same_place_ends_the_run():
-    bench = Bench(replace(SETTINGS, max_steps=60, max_reversals=40))
+def test_deciding_the_same_at_the_same_place_ends_the_run(monkeypatch):
+    monkeypatch.setattr("dsd_ros.navigation.run.run._MOST_REVERSALS", 40)
+    bench = Bench(replace(SETTINGS, max_steps=60))
     there_and_back = [GO, *[say("turn left 45 degrees")] * 4] * 2
     for text in there_and_back * 2:
         bench.answer(text)
@@ -61,8 +62,9 @@ def test_looking_round_then_driving_is_no_oscillation():
             x += action.metres
 
 
-def test_blocked_actions_are_stuck_and_not_oscillating():
-    bench = Bench(replace(SETTINGS, max_repeats=2), blocked=True)
+def test_blocked_actions_are_stuck_and_not_oscillating(monkeypatch):
+    monkeypatch.setattr("dsd_ros.navigation.run.run._MOST_REPEATS", 2)
+    bench = Bench(blocked=True)
     for _ in range(3):
         bench.answer(GO)
     assert bench.finish() is RunOutcome.STUCK

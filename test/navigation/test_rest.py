@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import SETTINGS, Bench, say
 
-from dsd_ros.navigation.actions import all_actions
-from dsd_ros.navigation.controller import AT_REST
-from dsd_ros.navigation.records import DecodeAnswer
+from dsd_ros.navigation.run.actions import all_actions
+from dsd_ros.navigation.run.controller import AT_REST
+from dsd_ros.navigation.run.records import DecodeAnswer
 
 LONG = replace(SETTINGS, max_steps=40)
 
@@ -30,8 +31,8 @@ def test_nothing_is_asked_of_a_robot_that_moves():
 )
 @hypothesis_settings(max_examples=40)
 def test_errors_do_not_add_up_over_a_run(actions, lag, delay):
-    settings = replace(LONG, max_reversals=40, max_repeats=20)
-    bench = Bench(settings, lag=lag)
+    with patch.multiple("dsd_ros.navigation.run.run", _MOST_REVERSALS=40, _MOST_REPEATS=20):
+        bench = Bench(LONG, lag=lag)
     seen_from = bench.pose
     answered, checked, due, limit = 0, 0, math.inf, bench.now + 200.0
     while checked < len(actions):
@@ -48,7 +49,7 @@ def test_errors_do_not_add_up_over_a_run(actions, lag, delay):
             bench.listen()
         if len(steps) > checked + 1:  # the next one begins: that before it is over
             step, checked = steps[checked], checked + 1
-            assert step.observation_age <= settings.max_observation_age_s
+            assert step.observation_age <= LONG.max_observation_age_s
             turned = math.remainder(bench.pose.yaw - seen_from.yaw, math.tau)
             seen_from = bench.pose
             off = math.remainder(turned - step.reply.action.radians, math.tau)

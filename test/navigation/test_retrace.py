@@ -9,13 +9,12 @@ import random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dsd_ros.navigation.actions import ActionKind, all_actions
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import Trail
-from dsd_ros.navigation.retrace import AIMED, REACHED_M, Path, Retrace, straightened
+from dsd_ros.navigation.run.actions import ActionKind, all_actions
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.retrace import AIMED, REACHED_M, Path, Retrace, straightened
+from dsd_ros.navigation.safety.guard import Trail
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
-SUPERVISORS_MARGIN_M = 0.3
 
 
 class Walker:
@@ -45,7 +44,7 @@ def walk(actions, seed: int, distance_error: float, angle_error: float):
     walker = Walker(seed, distance_error, angle_error)
     for action in actions:
         walker.carry_out(action)
-    path, trail = Path(), Trail(SUPERVISORS_MARGIN_M)
+    path, trail = Path(), Trail()
     for pose in walker.seen:
         path.add(pose)
         trail.add(pose.x, pose.y)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST, Pose, Velocity
-from dsd_ros.navigation.records import DecodeAnswer, Phase
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import AT_REST, Pose, Velocity
+from dsd_ros.navigation.run.records import DecodeAnswer, Phase
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
 
 
 def test_drives_until_the_model_says_stop():

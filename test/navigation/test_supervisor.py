@@ -13,9 +13,9 @@ from announced import announced
 from hypothesis import settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dsd_ros.navigation.actions import ActionKind
-from dsd_ros.navigation.controller import MotionSettings, Pose
-from dsd_ros.navigation.safety import (
+from dsd_ros.navigation.run.actions import ActionKind
+from dsd_ros.navigation.run.controller import MotionSettings, Pose
+from dsd_ros.navigation.safety.causes import (
     BINDS_OPERATOR,
     STILL,
     Cause,
@@ -29,7 +29,7 @@ from dsd_ros.navigation.safety import (
     range_reading,
     tilt_of,
 )
-from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
+from dsd_ros.navigation.safety.supervisor import SafetyDecision, Supervisor
 from dsd_ros.paths import share_directory
 
 REQUIRED = Requirements(deadman=True, obstacle="range", heartbeats="draft_node", link="draft_node")
@@ -256,7 +256,7 @@ def test_towards_an_obstacle_the_robot_slows_down():
 @pytest.mark.parametrize("speed", [0.05, 0.2, 0.5, 1.0])
 def test_approaching_leaves_room_to_react_and_to_brake(speed):
     limits = SafetyLimits()
-    needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * limits.obstacle_braking)
+    needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * 0.8)
     assert approach_speed(needed, limits) == pytest.approx(speed)
     assert approach_speed(0.0, limits) == approach_speed(-math.inf, limits) == 0.05
     assert approach_speed(math.inf, limits) == math.inf

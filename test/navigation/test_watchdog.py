@@ -10,8 +10,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from dsd_ros.navigation.controller import AT_REST, Velocity
-from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.navigation.run.controller import AT_REST, Velocity
+from dsd_ros.navigation.safety.watchdog import Watchdog
 
 GO = Velocity(0.5, 0.1)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST
-from dsd_ros.navigation.records import DecodeAnswer, Phase
-from dsd_ros.navigation.retrace import AIMED, REACHED_M
-from dsd_ros.navigation.safety import Cause
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.controller import AT_REST
+from dsd_ros.navigation.run.records import DecodeAnswer, Phase
+from dsd_ros.navigation.run.retrace import AIMED, REACHED_M
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
 
 LONG = replace(SETTINGS, max_steps=40, time_limit_s=600.0)
-DRAFT_ONLY = replace(LONG, fallback="draft_only", fallback_replies=2)
+DRAFT_ONLY = replace(LONG, fallback="draft_only")
 RETURN = replace(LONG, fallback="return")
 LOST = report(Cause.LINK_LOST)
 WAIVED = report(Cause.LINK_LOST, waived=(Cause.LINK_LOST,))
@@ -47,29 +48,29 @@ def test_draft_only_allows_a_few_slow_replies_in_a_row():
     bench.until_request()
     bench.safety = WAIVED
     assert bench.asked[-1].allow_unverified
-    for _ in range(2):
+    for _ in range(3):
         bench.answer(say("forward 50 cm"), verified=False)
         fastest = 0.0
         while bench.run.phase is Phase.EXECUTING:
             fastest = max(fastest, bench.tick().vx)
         assert fastest == pytest.approx(SPEED)
-    assert [a.verified for a in bench.announcements] == [True, False, False]
+    assert [a.verified for a in bench.announcements] == [True, False, False, False]
     request = bench.until_request()
     assert not request.allow_unverified
     bench.fail(RunOutcome.LINK_LOST, "Gone.")
     assert bench.run.outcome is RunOutcome.LINK_LOST
-    assert "The last 2 replies were by the draft alone" in bench.run.sentence
+    assert "The last 3 replies were by the draft alone" in bench.run.sentence
 
 
 def test_a_verified_reply_resets_the_budget_and_time_outs_count_as_loss():
     bench = Bench(DRAFT_ONLY)
     bench.answer(GO, verified=False)
     bench.answer(GO, verified=True)
-    for _ in range(2):
+    for _ in range(3):
         bench.answer(GO, verified=False)
     assert not bench.until_request().allow_unverified
     assert bench.finish() is RunOutcome.LINK_LOST  # no answer comes
-    assert len(bench.run.steps) == 4
+    assert len(bench.run.steps) == 5
 
 
 def test_a_stop_by_the_drafts_word_alone_is_no_arrival():
@@ -227,7 +228,8 @@ def test_a_cancel_ends_the_way_back_at_once():
 )
 @hypothesis_settings(max_examples=12)
 def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(actions, lag, noise, seed):
-    bench = Bench(replace(RETURN, max_reversals=40, max_stuck=20), lag=lag, noise=noise, seed=seed)
+    with patch.multiple("dsd_ros.navigation.run.run", _MOST_REVERSALS=40):
+        bench = Bench(RETURN, lag=lag, noise=noise, seed=seed)
     for action in actions:
         bench.answer(say(action))
     bench.until_request()

@@ -21,16 +21,16 @@ from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu, LaserScan, Ran
 from std_msgs.msg import Bool, String
 
 from dsd_lab.faults.safety_bench import PARAMETERS, StandIn
+from dsd_lab.robot.go2_standin_node import Go2StandinNode
+from dsd_lab.robot.simulator_node import FaultySimulatorNode
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.nodes.bridge_node import BridgeNode
 from dsd_ros.nodes.draft_node import DraftNode
 from dsd_ros.nodes.go2_node import Go2Node
-from dsd_ros.nodes.go2_standin_node import Go2StandinNode
 from dsd_ros.nodes.memory_node import MemoryNode
 from dsd_ros.nodes.navigation_node import NavigationNode
-from dsd_ros.nodes.simulator_node import SimulatorNode
 from dsd_ros.nodes.supervisor_node import SupervisorNode
 from dsd_ros.nodes.verifier_node import VerifierNode
 from dsd_ros.nodes.visual_node import VisualNode
@@ -113,7 +113,8 @@ def test_nothing_that_the_supervisor_hears_fails_in_it(heard, obstacle, camera, 
 
 NODES = {
     "navigation": NavigationNode, "draft": DraftNode, "memory": MemoryNode, "verifier": VerifierNode,
-    "bridge": BridgeNode, "go2": Go2Node, "simulator": SimulatorNode, "standin": Go2StandinNode, "visual": VisualNode,
+    "bridge": BridgeNode, "go2": Go2Node, "simulator": FaultySimulatorNode, "standin": Go2StandinNode,
+    "visual": VisualNode,
 }  # fmt: skip
 
 

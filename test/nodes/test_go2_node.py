@@ -19,10 +19,10 @@ from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
 from unitree_api.msg import Request, Response
 
+from dsd_lab.robot.go2_standin_node import encode_picture
 from dsd_ros.nodes.go2_node import decode_picture
-from dsd_ros.nodes.go2_standin_node import encode_picture
 from dsd_ros.robot.driver import DriverError, FaultCause, Posture
-from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
+from dsd_ros.robot.go2 import driver as go2_driver
 from dsd_ros.robot.go2.protocol import SportApi
 from dsd_ros.ros import qos
 from dsd_ros.ros.go2_messages import RosLink
@@ -185,10 +185,12 @@ def test_each_fault_is_named_and_ends_the_motion_and_a_robot_that_was_gone_is_le
         assert answer.success and "confirmed" in answer.message, answer.message
 
 
-def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(rig):
+def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(rig, monkeypatch):
+    for name, value in (("REQUEST_S", 2.0), ("STATE_S", 0.5), ("ATTEMPTS", 2)):
+        monkeypatch.setattr(go2_driver, name, value)
     robot = RobotRig(rig)
-    link = RosLink(rig.node, "")
-    driver = Go2Driver(link, Go2Settings(request_timeout_s=2.0, state_timeout_s=0.5, attempts=2))
+    link = RosLink(rig.node)
+    driver = go2_driver.Go2Driver(link)
     rig.at_end(driver.close)
     link.attach(driver)
     rig.until_linked("go2_standin_node", *link._requests.values(), *link._subscriptions)

@@ -18,7 +18,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_msgs.msg import Observation, SafetyState
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.pictures import read_picture
 from dsd_ros.ros import qos

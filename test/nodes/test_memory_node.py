@@ -17,8 +17,8 @@ from tiny_text import make_tiny_text
 from dsd_msgs.msg import AnswerSource, MemoryAnswer, NavAction, Question, Verdict
 from dsd_msgs.srv import Ask
 from dsd_ros.dragon.documents.store import open_documents
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.nodes.memory_node import SOURCE, SightingMemory, sightings
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, TopicOrder, VerifierTopics

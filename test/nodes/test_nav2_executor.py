@@ -19,7 +19,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import SafetyState
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.ros import qos
 
 pytest.importorskip("nav2_msgs.action", reason="Nav2's messages are not installed")
@@ -178,7 +178,7 @@ def test_a_hold_that_passes_cancels_the_goal_and_sends_what_is_left(rig):
 
 @pytest.mark.parametrize("fault", ["silent", "deaf"])
 def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
-    nav = Nav2Rig(rig, nav2__response_s=1.0, run__safety_patience_s=30.0)
+    nav = Nav2Rig(rig, motion__speed=0.15, run__safety_patience_s=30.0)  # it drives for longer than it may be silent
     stops: list[bool] = []
     alarm = rig.node.create_subscription(Bool, "emergency_stop", lambda m: stops.append(m.data), qos.STATE)
     rig.until_linked("navigation_node", alarm)
@@ -193,13 +193,13 @@ def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
     else:
         _, result = nav.finish(goal)
         assert result.outcome == RunOutcome.EXECUTOR_FAILED
-        assert result.message == "Nav2 has not answered the goal 'forward 75 cm' within 1.0 s."
+        assert result.message == "Nav2 has not answered the goal 'forward 75 cm' within 3.0 s."
     rig.until(lambda: stops == [True] and SafetyState.EMERGENCY_STOP in nav.causes, 10.0, "an emergency stop")
     nav.until_standing(3.0)
 
 
 def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig, without_shared_memory):
-    nav = Nav2Rig(rig, start=False, nav2__response_s=1.0, run__safety_patience_s=30.0)
+    nav = Nav2Rig(rig, start=False, run__safety_patience_s=30.0)
     _, result = nav.run(FORWARD)
     assert result.outcome == RunOutcome.EXECUTOR_FAILED
     assert result.message == "No Nav2 server takes the goal 'forward 25 cm': start and activate Nav2."
@@ -213,4 +213,4 @@ def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig, without_shared_memor
     nav.until_standing(3.0)  # the supervisor hears no command any more
     _, result = nav.finish(goal)
     assert result.outcome == RunOutcome.EXECUTOR_FAILED
-    assert result.message == "Nav2 has not answered the cancelling of its goal 'forward 75 cm' within 1.0 s."
+    assert result.message == "Nav2 has not answered the cancelling of its goal 'forward 75 cm' within 3.0 s."

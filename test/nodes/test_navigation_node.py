@@ -25,7 +25,7 @@ from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds, to_duration
 
@@ -84,7 +84,6 @@ def test_speed_changes_in_mid_run(rig):
     assert "type" in rig.refused("navigation_node", "motion.speed", "fast")
     assert "did you mean 'motion.speed'" in rig.refused("navigation_node", "motion.sped", 0.4)
     assert "read when the node starts" in rig.refused("navigation_node", "autostart", False)
-    assert "while a run is under way" in rig.refused("navigation_node", "use_sim_time", True)
     assert max(twist.linear.x for _, twist in nav.commands) <= 0.1 + 1e-6
 
     assert rig.set_parameter("navigation_node", "motion.speed", 0.4).successful
@@ -111,7 +110,7 @@ def test_another_models_grammar_drives_the_robot(rig):
 
 
 def test_bad_ends_are_named_and_the_next_run_works(rig):
-    nav = NavigationRig(rig, run__decode_timeout_s=2.0, run__odometry_timeout_s=1.0)
+    nav = NavigationRig(rig, run__decode_timeout_s=2.0)
     start = nav.odometry.pose
 
     for text in ("", "Go ahead.", "Action: forward 25 cm now", "Action: stop Action: stop"):
@@ -226,8 +225,7 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
 
 
 def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
-    # At the way's own pace: how much slower the way back is driven is test_fallback's matter.
-    nav = NavigationRig(rig, "return", run__fallback="return", run__fallback_speed=1.0, run__arrival_check="service")
+    nav = NavigationRig(rig, "return", run__fallback="return", run__arrival_check="service")
     start = nav.odometry.pose
     _, result = nav.run(STOP, instruction="find the silver bottle")
     assert result.outcome == RunOutcome.NOT_THERE and "not confirmed" in result.message
@@ -282,7 +280,7 @@ def test_without_a_draft_node_the_run_says_so(rig):
 
 
 def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
-    nav = NavigationRig(rig, run__odometry_timeout_s=1.5)
+    nav = NavigationRig(rig)
     nav.script = [LEFT, LEFT]
     handle = nav.send()
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)

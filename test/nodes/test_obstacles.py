@@ -13,7 +13,7 @@ from sensor_msgs.msg import Image, Imu
 from std_msgs.msg import Float64, UInt32
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos

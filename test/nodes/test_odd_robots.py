@@ -18,7 +18,7 @@ from rosgraph_msgs.msg import Clock
 
 from dsd_msgs.msg import SafetyState
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import to_stamp
 

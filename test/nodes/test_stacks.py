@@ -16,7 +16,7 @@ from ros_rig import GoalClient
 from unitree_go.msg import WirelessController
 
 from dsd_msgs.msg import SafetyState
-from dsd_ros.navigation.safety import Cause, Source
+from dsd_ros.navigation.safety.causes import Cause, Source
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, plan
 from dsd_ros.ros.stamps import pose_of

@@ -19,7 +19,7 @@ from std_msgs.msg import Bool
 
 from dsd_lab.faults.safety_bench import PARAMETERS, StandIn
 from dsd_msgs.msg import Outcome, SafetyState, VerifiedTokens
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.nodes.navigation_node import NavigationNode
 from dsd_ros.nodes.supervisor_node import SupervisorNode
 from dsd_ros.ros import qos

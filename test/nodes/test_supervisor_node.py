@@ -14,7 +14,7 @@ from ros_rig import Rig
 from dsd_lab.cli.main import main
 from dsd_lab.faults.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS, StandIn
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.safety import Cause, Source
+from dsd_ros.navigation.safety.causes import Cause, Source
 from dsd_ros.ros import qos
 
 # What `dsd-lab bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.

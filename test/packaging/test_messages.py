@@ -16,9 +16,9 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.actions import KINDS
-from dsd_ros.navigation.records import Phase
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.run.actions import KINDS
+from dsd_ros.navigation.run.records import Phase
+from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.wire import messages as wire
 from tools import msg_files
 

@@ -79,7 +79,6 @@ def entry_points() -> list[importlib.metadata.EntryPoint]:
 
 def test_all_executables_are_declared() -> None:
     names = (
-        "go2_standin",
         "simulator",
         "draft",
         "memory",

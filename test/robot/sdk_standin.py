@@ -11,8 +11,8 @@ import threading
 import time
 from dataclasses import astuple
 
+from dsd_lab.robot.go2_standin import Go2Standin
 from dsd_ros.robot.go2.protocol import ServiceRequest
-from dsd_ros.robot.go2.standin import Go2Standin
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 

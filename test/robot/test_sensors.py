@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsd_ros.navigation.depth import DepthCorridor, Intrinsics
-from dsd_ros.navigation.safety import DepthView
-from dsd_ros.robot.sim.faults import FaultBoard
+from dsd_lab.robot.faults import FaultBoard
+from dsd_ros.navigation.safety.causes import DepthView
+from dsd_ros.navigation.safety.depth import DepthCorridor, Intrinsics
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD, build_mjcf
 from dsd_ros.robot.sim.simulator import MAX_RANGE, RANGE_FIELD_OF_VIEW, Simulator

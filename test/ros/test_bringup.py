@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dsd_ros.nodes.simulator_node import sensors_of
 from dsd_ros.paths import config_directory, share_directory
-from dsd_ros.robot.frames import Description, FrameSettings, placed_by
-from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
 from dsd_ros.ros.launching import SWITCH
@@ -148,9 +145,12 @@ def test_robot_state_publisher_gets_what_the_driver_would_publish(tmp_path, monk
     assert "robot_state_publisher" not in names("robot")
     assert "publish_description" not in start_of("robot", "go2_node").parameters  # the parameter files decide
     file = tmp_path / "params.yaml"
+    own = tmp_path / "own.urdf"
+    links = "".join(f'<link name="{name}"/>' for name in ("trunk", "imu_link", "front_camera_optical_frame"))
+    own.write_text(f'<robot name="r">{links}</robot>')
     file.write_text("go2_node: {ros__parameters: {base_frame: trunk}}")
     wanted = {"use_robot_state_pub": "true", "params_file": str(file), "frame_prefix": "go2_1/"}
-    given = wanted | {"camera_origin": "0.5 0 0.1 0 0 0", "namespace": "go2_1"}
+    given = wanted | {"description": str(own), "namespace": "go2_1"}
     assert start_of("robot", "go2_node", **given).parameters["publish_description"] == "false"
     assert "robot_state_publisher" not in names("robot", driver="none", **wanted)
     path = tmp_path / "lib/robot_state_publisher/robot_state_publisher"
@@ -161,22 +161,10 @@ def test_robot_state_publisher_gets_what_the_driver_would_publish(tmp_path, monk
     assert command[0] == str(path) and "__ns:=/go2_1" in command and "/tf_static:=tf_static" in command
     told = dict(word.split(":=", 1) for flag, word in itertools.pairwise(command) if flag == "-p")
     assert yaml.safe_load(told["frame_prefix"]) == "go2_1/"
-    expected = Description(
-        FrameSettings(base_frame="trunk"), placed_by(given["camera_origin"], "front_camera_link", "trunk")
-    )
-    assert yaml.safe_load(told["robot_description"]) == expected.text
+    assert yaml.safe_load(told["robot_description"]) == own.read_text()
 
 
-def test_the_demos_stand_in_has_the_simulated_camera(tmp_path):
-    driver = start_of("demo", "go2_node", robot="go2-standin", frame_prefix="go2_1/")
-    values, _ = merged("go2_node", "", [*driver.layers, driver.parameters])
-    frames = FrameSettings()
-    (camera,) = placed_by(values["camera_origin"], "front_camera_link", frames.base_frame)
-    simulated = next(each for each in sensors_of(World.from_seed(0), frames) if each.child == camera.child)
-    assert camera.xyz == pytest.approx(simulated.xyz) and camera.rpy == pytest.approx(simulated.rpy, abs=1e-4)
-    assert camera.parent == simulated.parent
-    standin = start_of("demo", "go2_standin_node", robot="go2-standin", frame_prefix="go2_1/")
-    assert standin.parameters["world_frame"] == "go2_1/odom"
+def test_arguments_reach_the_nodes_that_they_are_for():
     assert start_of("demo", "simulator_node", frame_prefix="go2_1/").parameters["frame_prefix"] == "go2_1/"
     draft = start_of("demo", "draft_node", constrain="grammar", grammar="navila", prompt="navila").parameters
     assert (draft["constrain"], draft["grammar"], draft["model.prompt"]) == ("grammar", "navila", "navila")
@@ -204,9 +192,8 @@ def test_a_namespace_or_domain_that_is_none_is_refused(argument, value):
         plan("robot", {argument: value})
 
 
-def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
-    started = names("demo", robot="go2-standin")
-    assert started[:2] == ["go2_standin_node", "go2_node"] and "simulator_node" not in started
+def test_the_go2s_driver_belongs_to_the_robot():
+    assert "go2_node" not in names("demo")
     assert "go2_node" in names("robot") and "go2_node" not in names("robot", driver="none")
 
 
@@ -217,7 +204,6 @@ def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
         ("demo", {"sede": "1"}, "no argument 'sede'"),
         ("demo", {"driver": "none"}, "no argument 'driver'"),
         ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
-        ("demo", {"robot": "cat"}, "'cat' is no robot"),
         ("robot", {"mode": "telepathy"}, "'telepathy' is no mode; choose from stream, ar, dsd"),
     ],
 )
@@ -273,7 +259,7 @@ navigation_node:
 /go2_2/navigation_node:
   ros__parameters: {motion.turn_rate: 0.2}
 controller_server:
-  ros__parameters: {control_rate: 1.0}
+  ros__parameters: {run.time_limit_s: 1.0}
 go2_1:
   supervisor_node:
     ros__parameters: {require: {imu: false}}
@@ -285,7 +271,7 @@ def test_a_parameter_file_overrides_the_defaults_and_what_is_given_overrides_it(
     given = {"params_file": file_with(tmp_path, MINE), "namespace": namespace}
     found = settled(start_of("robot", "navigation_node", **given))
     assert found["motion.speed"] == 0.3 and found["run.max_steps"] == 7 and found["use_sim_time"] is True
-    assert found["control_rate"] == parameter("navigation_node", "control_rate").default
+    assert found["run.time_limit_s"] == parameter("navigation_node", "run.time_limit_s").default
     assert found["motion.turn_rate"] == parameter("navigation_node", "motion.turn_rate").default
     start = start_of("robot", "navigation_node", **given)
     written = write_parameters([start.name], namespace, start.layers, start.parameters)

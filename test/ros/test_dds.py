@@ -22,7 +22,7 @@ from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.navigation.actions import parse_reply, read_grammar
+from dsd_ros.navigation.run.actions import parse_reply, read_grammar
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import DdsChannel, VerifierTopics
 from dsd_ros.ros.stamps import seconds, to_duration

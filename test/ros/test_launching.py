@@ -20,7 +20,7 @@ from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, values
 
 RUNNING = SimpleNamespace(is_shutdown=False)
 SETTINGS = {
-    "demo": [{}, {"robot": "go2-standin", "transport": "websocket"}, {"memory": "auto", "rviz": "true"}],
+    "demo": [{}, {"transport": "websocket"}, {"memory": "auto", "rviz": "true"}],
     "robot": [
         {},
         {"view": "true", "visual": "true"},

@@ -37,13 +37,13 @@ def test_only_what_a_robot_at_rest_can_miss_is_started_again():
     everything = {"memory": "auto", "record": "/bag", "rviz": "true"}
     plans = [
         plan("demo", everything),
-        plan("demo", everything | {"robot": "go2-standin", "transport": "websocket", "view": "true"}),
+        plan("demo", everything | {"transport": "websocket", "view": "true"}),
         plan("robot", everything),
         plan("verifier"),
     ]
     respawned = {start.name: start.respawn for starts in plans for start in starts}
     assert respawned == {
-        "simulator_node": False, "go2_standin_node": False, "go2_node": False, "supervisor_node": False,
+        "simulator_node": False, "go2_node": False, "supervisor_node": False,
         "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
         "memory_node": True,
         "record_node": False, "visual_node": False, "view_node": False,

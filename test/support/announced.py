@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.run.actions import Action, ActionKind
 
 
 def announced(kind: ActionKind | None, amount: int) -> Action | str:

@@ -22,8 +22,8 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.node import Node
 from std_msgs.msg import String
 
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.odometry import checked_pose
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.safety.odometry import checked_pose
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import ThreadedExecutor
 from dsd_ros.ros.stamps import pose_of

@@ -27,6 +27,7 @@ from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
+from dsd_lab.robot import robot_command
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.ros import qos
@@ -35,6 +36,7 @@ from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.running import ThreadedExecutor
+from dsd_ros.ros.settings import merged
 from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S, _RARELY_S = 0.1, 3.0  # before a question is put again: at first, and twice as long each time up to this
-_ROBOTS = ("simulator_node", "go2_standin_node")  # which take faults
+_ROBOTS = ("simulator_node", "go2_standin_node")  # the laboratory's, which take faults
 
 
 class Rig:
@@ -87,8 +89,14 @@ class Rig:
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
+        if executable == "go2_standin_node":
+            return self.group.start(executable, robot_command(executable, parameters))
         texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
-        return self.group.start_planned(Start(executable, texts))
+        start = Start(executable, texts)
+        if executable in _ROBOTS:
+            values, _ = merged(executable, "", [*start.parameter_files, texts])
+            return self.group.start(executable, robot_command(executable, values))
+        return self.group.start_planned(start)
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
         """Poll until ``done()`` is true and return its value; fails with what the processes printed."""

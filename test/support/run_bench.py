@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import random
 
-from dsd_ros.navigation.actions import Grammar
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunSettings
+from dsd_ros.navigation.run.actions import Grammar
+from dsd_ros.navigation.run.controller import AT_REST, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.run.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.run.settings import RunSettings
+from dsd_ros.navigation.safety.causes import Cause, SafetyReport
 
 SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
 GO = "I see it. Action: forward 25 cm"

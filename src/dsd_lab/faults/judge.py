@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dsd_lab.workers import begin_worker
-from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, parse_reply
+from dsd_ros.navigation.run.actions import Action, ActionKind, UnparsableReply, parse_reply
 
 if TYPE_CHECKING:
     from typing_extensions import Self

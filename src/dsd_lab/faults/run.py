@@ -14,7 +14,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,6 +31,7 @@ from dsd_lab.faults.judge import (
 )
 from dsd_lab.faults.plan import (
     NAVIGATION,
+    SIMULATOR,
     SUPERVISOR,
     WENT_ON,
     Fault,
@@ -45,9 +46,11 @@ from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_lab.report import CODE, header
+from dsd_lab.robot import robot_command
 from dsd_ros.cli.demo_run import address_in
 from dsd_ros.ros.bringup import plan as demo_plan
 from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.ros.settings import merged
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Outcome, SessionClose
 
@@ -87,6 +90,9 @@ class SystemUnderTest:
                 start.name == SUPERVISOR
             ):  # the watcher publishes nonsense on outcome, and must not stop the robot by that
                 start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
+            if start.name == SIMULATOR:  # one that takes faults
+                values, _ = merged(start.name, start.namespace, [*start.layers, start.parameters])
+                start = replace(start, command=tuple(robot_command(start.name, values)))
             group.start_planned(start, self._mark, self._look if start.name == "verifier" else None)
 
     def _look(self, line: str) -> None:

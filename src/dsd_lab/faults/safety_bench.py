@@ -27,7 +27,7 @@ from std_srvs.srv import Trigger
 
 from dsd_lab.report import BenchError, check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.safety import REFUSALS, Cause, DepthView, Fallback
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, REFUSALS, Cause, DepthView
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import camera_info
 from dsd_ros.ros.bringup import Start
@@ -342,7 +342,7 @@ PROVOCATIONS = (
     _freeze("depth", "depth camera frozen", Cause.OBSTACLE_SENSOR_STALE, "depth"),
     _announce(
         "one unverified action too many", Cause.UNVERIFIED_ACTION, "draft_only",
-        Fallback().unverified_replies + 1, verified=False,
+        MOST_UNVERIFIED + 1, verified=False,
     ),
     _announce(
         "a way back that is not allowed", Cause.UNVERIFIED_ACTION, "draft_only", verified=False, retracing=True

@@ -25,10 +25,10 @@ from dsd_lab.faults.judge import Announced, Command, Record, SeenPose, Superviso
 from dsd_lab.faults.plan import DRAFT, NAVIGATION
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import Draft, NavAction, Outcome, ReplyProgress, SafetyState
-from dsd_ros.navigation.actions import Action, action_of
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.navigation.safety import REFUSALS, Cause
+from dsd_ros.navigation.run.actions import Action, action_of
+from dsd_ros.navigation.run.run import RunOutcome
+from dsd_ros.navigation.safety.causes import REFUSALS, Cause
+from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import to_rgb
 from dsd_ros.ros.stamps import pose_of, to_duration, velocity_of

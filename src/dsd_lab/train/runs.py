@@ -31,7 +31,7 @@ from dsd_lab.worlds.guide import View, full_round
 from dsd_lab.worlds.phrases import instructed
 from dsd_lab.worlds.situations import Split, world_of
 from dsd_lab.worlds.truth import claims_of
-from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
+from dsd_ros.navigation.run.actions import UnparsableReply, format_action, parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import NoLayoutError, World

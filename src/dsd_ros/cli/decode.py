@@ -23,7 +23,7 @@ from dsd_ros.cli.terminal import colours, console, token_legend, token_text, wor
 from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
-from dsd_ros.navigation.actions import action_in, read_grammar
+from dsd_ros.navigation.run.actions import action_in, read_grammar
 from dsd_ros.ros.settings import ReplyGrammar
 from dsd_ros.shown import LINES, counted, shown
 from dsd_ros.startup import quick_import

@@ -10,7 +10,7 @@ from pathlib import Path
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part, tokenizer_option, word
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS, TRANSPORTS
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class DemoSettings:
         "how robot and verifier talk: ROS topics, or a websocket as over the Internet",
         choices=TRANSPORTS,
     )
-    robot: str = flag(ROBOTS[0], "go2-standin: drive a stand-in Go2 through the real robot's driver", choices=ROBOTS)
     seed: int | None = flag(None, f"number of the simulated room (default: {DEMO_SEED}, or the scenario's)")
     temperature: float = flag(DecodeSettings.temperature, "sampling temperature; 0: always the likeliest token")
     headless: bool = flag(False, "open no window; plain output")

@@ -59,7 +59,6 @@ class DemoReport:
     collisions: int = 0
     mode: str = ""
     transport: str = ""
-    robot: str = ""
     seed: int = 0
     seconds: float = 0.0
     instruction: str = ""
@@ -99,7 +98,6 @@ def run_demo(
     report = DemoReport(
         mode=settings.mode,
         transport=settings.transport,
-        robot=settings.robot,
         seed=settings.seed or 0,
         instruction=settings.instruction or "",
         scenario=settings.scenario,
@@ -148,7 +146,6 @@ def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, s
     """The demo system's arguments, with ``more``; raises ValueError for one that the demo sets itself."""
     known = {
         "transport": settings.transport,
-        "robot": settings.robot,
         "mode": settings.mode,
         "seed": str(settings.seed),
         "instruction": settings.goal,
@@ -227,10 +224,9 @@ def _run(
     # Imported late: the children are already starting while this process loads ROS.
     from dsd_ros.ros.demo_client import DemoClient
 
-    driver = "go2_node" if settings.robot == "go2-standin" else ""
     values = values_of("demo", arguments)
     memory, bag = values["memory"] != "never", values["record"]
-    client = DemoClient(story.progress, story.step, story.memory, driver, memory, recorded=bool(bag))
+    client = DemoClient(story.progress, story.step, story.memory, memory, recorded=bool(bag))
     try:
         stage.wait(lambda: not story.wait_for(client.awaited()), _READY_LIMIT_S, "The nodes did not become ready")
         if bag and not _await_recorder(client, stage):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dsd_ros.cli.terminal import colours, console, is_terminal, token_legend, token_text
 from dsd_ros.decoding.modes import unit_of
-from dsd_ros.navigation.actions import action_of, format_action
+from dsd_ros.navigation.run.actions import action_of, format_action
 from dsd_ros.observe.view.figures import Figures, percent
 from dsd_ros.paths import cache_directory
 from dsd_ros.shown import LINES, counted, shown

@@ -30,7 +30,7 @@ from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession, check_settings
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.actions import action_in, read_grammar
+from dsd_ros.navigation.run.actions import action_in, read_grammar
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import Camera, RecentFrames
 from dsd_ros.ros.dds_channel import DdsChannel

@@ -22,12 +22,11 @@ from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
 from std_srvs.srv import Trigger
 
-from dsd_ros.navigation.controller import Velocity
-from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.navigation.run.controller import Velocity
+from dsd_ros.navigation.safety.watchdog import Watchdog
 from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.robot.driver import DriverError, until_connected
-from dsd_ros.robot.frames import CAMERA_LINK, placed_by
-from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.go2.driver import COMMAND_S, Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2.sdk_link import SdkLink
 from dsd_ros.ros import health, qos
@@ -43,6 +42,8 @@ _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
 _THREADS_S = 0.1
 _CAMERA_SILENT_S = 2.0
+_ODOMETRY_S = 0.016  # states come every 0.02 s; those that come sooner are skipped
+_STICK_SPEED, _STICK_TURN_RATE = 0.5, 0.8  # m/s and rad/s at full deflection of the remote control's sticks
 _STICK_AT_REST = 0.1  # deflection of the remote control's sticks, of 1
 _STICK_RELEASED_S = 0.5  # a released stick says zero for this long
 
@@ -54,7 +55,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         super().__init__("go2_node", Go2NodeSettings, "Unitree Go2", heartbeat=True)
         settings = self._settings
         self._lock = threading.Lock()
-        self._watchdog = Watchdog(settings.command_timeout_s)
+        self._watchdog = Watchdog(COMMAND_S)
         self._lateral = 0.0
         self._ready = False
         self._trouble = "waiting for the robot"
@@ -89,29 +90,28 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
 
     def load(self) -> None:
         settings = self._settings
-        self._base.describe(settings, placed_by(settings.camera_origin, CAMERA_LINK, settings.base_frame))
+        self._base.describe(settings)
         self._link = link = self._make_link()
         self._driver = driver = Go2Driver(link, settings.drive, settings.limits)
         link.on_arrival = self._on_state
         link.attach(driver)
 
     def change(self, settings: Go2NodeSettings) -> None:
-        self._watchdog.timeout = settings.command_timeout_s
         if self._driver is not None:
             self._driver.settings, self._driver.limits = settings.drive, settings.limits
 
     def _make_link(self) -> Any:
         settings = self._settings
         if settings.link == "sdk":
-            link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
+            link = SdkLink(settings.sdk_python, settings.sdk_interface)
             link.on_end = self.give_up
             versions = ", ".join(f"{name} {version}" for name, version in link.versions.items())
             self.get_logger().info(f"connected through the vendor's SDK: {versions}")
             return link
         from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
 
-        ros_link = RosLink(self, settings.robot_prefix, self._robot)
-        if settings.remote.speed > 0.0:
+        ros_link = RosLink(self, self._robot)
+        if settings.remote:
             ros_link.on_remote = self._on_remote
         return ros_link
 
@@ -124,9 +124,9 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         elif not now - self._remote_time < _STICK_RELEASED_S:  # NaN and silence are no commands
             return
         ahead, left, turn = (stick if abs(stick) > _STICK_AT_REST else 0.0 for stick in sticks)
-        remote, command = self._settings.remote, Twist()
-        command.linear.x, command.linear.y = ahead * remote.speed, left * remote.speed
-        command.angular.z = turn * remote.turn_rate
+        command = Twist()
+        command.linear.x, command.linear.y = ahead * _STICK_SPEED, left * _STICK_SPEED
+        command.angular.z = turn * _STICK_TURN_RATE
         self._joystick.publish(command_message(command, self, self._settings.enable_stamped_cmd_vel))
 
     def begin(self) -> None:
@@ -256,7 +256,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
             return  # the newest state is unreadable, or the node is inactive
         with self._lock:
             self._watchdog.odometry(state.received)
-        if state.received - self._odometry_time < 0.8 / self._settings.odometry_rate:
+        if state.received - self._odometry_time < _ODOMETRY_S:
             return
         self._odometry_time = state.received
         stamp = self.get_clock().now().to_msg()

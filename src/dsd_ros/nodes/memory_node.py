@@ -27,8 +27,8 @@ from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.odometry import OdometryError
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.paths import SMALL_READER, documents_directory, reader_note, shipped_model
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos

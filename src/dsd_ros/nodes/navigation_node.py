@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
-A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
+A thin shell around :class:`dsd_ros.navigation.run.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
 active, and deactivate stops the robot first. It publishes ``cmd_vel_dsd``, or hands the actions to Nav2 (``executor``),
 whose commands then come on that topic; the safety supervisor decides what of them reaches the robot. Every wait has a
 limit, and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
@@ -20,29 +20,27 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import Point, Twist
 from nav_msgs.msg import Odometry
-from rcl_interfaces.msg import SetParametersResult
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from rclpy.task import Future
 from std_msgs.msg import Bool, String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import MemoryAnswer, NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
-from dsd_ros.navigation import goals
-from dsd_ros.navigation.actions import KINDS, format_action, read_grammar
-from dsd_ros.navigation.controller import Velocity
-from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
-from dsd_ros.navigation.goals import ResolvedGoal
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, checked_instruction
-from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.navigation.run import goals
+from dsd_ros.navigation.run.actions import KINDS, format_action, read_grammar
+from dsd_ros.navigation.run.controller import Velocity
+from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
+from dsd_ros.navigation.run.goals import ResolvedGoal
+from dsd_ros.navigation.run.records import Announcement, DecodeAnswer, DecodeRequest
+from dsd_ros.navigation.run.run import NavigationRun
+from dsd_ros.navigation.run.settings import RunOutcome, checked_instruction
+from dsd_ros.navigation.safety.causes import Cause, SafetyReport
+from dsd_ros.navigation.safety.odometry import OdometryError
+from dsd_ros.navigation.safety.watchdog import Watchdog
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
@@ -62,6 +60,8 @@ from dsd_ros.ros.stamps import (
     velocity_of,
 )
 
+_CONTROL_S = 0.04  # between two velocity commands
+_WATCHDOG_S = 0.5  # zero is sent this long after the last command or odometry
 _REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
 _END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
 _START_WAIT_S = 1.0  # a goal that comes while the node is starting waits this long
@@ -88,7 +88,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         super().__init__("navigation_node", NavigationNodeSettings, heartbeat=True)
         settings = self._settings
         self._changed = threading.Condition()
-        self._watchdog = Watchdog(settings.watchdog_timeout_s)
+        self._watchdog = Watchdog(_WATCHDOG_S)
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
         self._began = 0.0  # steady time at which the run began
@@ -117,8 +117,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._check = LatestCall(self, CheckArrival, "dsd/check_arrival", service)
         self._ask = self.create_client(Ask, "dsd/ask", callback_group=service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
-        self._timer = steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
-        self.add_on_set_parameters_callback(self._keep_clock)
+        steady_timer(self, _CONTROL_S, self._tick, motion)
         callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
         self._server = ActionServer(self, Navigate, "dsd/navigate", self._execute, callback_group=service, **callbacks)
         self.autostart()
@@ -130,16 +129,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def change(self, settings: NavigationNodeSettings) -> None:
         with self._changed:
-            self._watchdog.timeout = settings.watchdog_timeout_s
-            self._timer.timer_period_ns = round(1e9 / settings.control_rate)
             if self._run is not None and self._goal is not None:
                 goal = self._goal.request
                 self._run.adopt(settings.run.within(goal.max_steps, seconds(goal.time_limit)), settings.motion)
-
-    def _keep_clock(self, given: list[Parameter]) -> SetParametersResult:
-        refused = self._goal is not None and any(each.name == "use_sim_time" for each in given)
-        reason = "use_sim_time cannot change while a run is under way: cancel it first." if refused else ""
-        return SetParametersResult(successful=not refused, reason=reason)
 
     def end(self) -> None:
         """Stop the robot, end the run under way, and let its result get out."""
@@ -538,7 +530,7 @@ class Nav2:
                 "(apt-get install ros-$ROS_DISTRO-nav2-msgs) and source it, or set executor to own."
             ) from None
         self._kinds = {"spin": Spin, "drive_on_heading": DriveOnHeading, "navigate_to_pose": NavigateToPose}
-        self.executor = GoalExecutor(settings.response_s)
+        self.executor = GoalExecutor()
         self.frame = "odom"
         self._node, self._forward, self._changed = node, settings.forward, changed
         self._clients = {

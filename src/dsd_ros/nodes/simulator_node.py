@@ -4,14 +4,6 @@
 Simulated time starts at the wall clock's time and runs ``rate`` times as fast. At rate 1 it follows the wall clock, so
 nodes work with or without ``use_sim_time``. Ground truth (distance to the target, collisions) is on topics of its own,
 which no part of the robot subscribes to.
-
-The topic ``simulator/fault`` (std_msgs/String) injects faults while the node runs:
-
-* ``camera freeze``: no pictures; ``camera repeat``: the last picture again and again, with its old stamp;
-  ``camera garbage``: invalid pictures;
-* ``depth freeze``: no depth images; ``depth blind``: depth images without any known depth;
-* ``robot freeze``: no odometry and imu, and commands are ignored; ``robot die``: commands are ignored;
-* ``camera ok``, ``depth ok``, ``robot ok``, ``all ok``: ends the fault.
 """
 
 from __future__ import annotations
@@ -21,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Time
@@ -28,13 +21,12 @@ from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import CameraInfo, Image, Range
-from std_msgs.msg import Header, String
+from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from dsd_ros.robot.driver import DriverError
 from dsd_ros.robot.frames import CAMERA_LINK, OPTICAL, RANGE_LINK, FrameSettings, Placed
 from dsd_ros.robot.sim.driver import STANDING_HEIGHT, SimulatedDriver
-from dsd_ros.robot.sim.faults import OK, FaultBoard
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD
 from dsd_ros.robot.sim.simulator import MAX_RANGE, MIN_RANGE, RANGE_FIELD_OF_VIEW, Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
@@ -47,13 +39,8 @@ from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RunnableNode, run_
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import command_type, to_stamp, twist_of
 
-_RANGE_PERIOD_S = 0.05
+_ODOMETRY_S, _RANGE_PERIOD_S = 0.02, 0.05
 _DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
-_FAULTS = {  # see the module
-    "camera": ("freeze", "repeat", "garbage"),
-    "depth": ("freeze", "blind"),
-    "robot": ("freeze", "die"),
-}
 
 
 class SimulatorNode(RunnableNode):
@@ -65,9 +52,8 @@ class SimulatorNode(RunnableNode):
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
-        self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
+        self._driver = SimulatedDriver(self._simulator, rate=settings.rate)
         self._wall_start = time.time()
-        self._faults = FaultBoard(_FAULTS)
 
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
         self._base = BasePublisher(self)
@@ -77,14 +63,13 @@ class SimulatorNode(RunnableNode):
         kind = command_type(settings.enable_stamped_cmd_vel)
         self._commands = CommandWatch(self, type_name(kind))
         self.create_subscription(kind, "cmd_vel", self._on_command, qos.SENSOR)
-        self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "simulator/reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
-        self._timer = steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
+        steady_timer(self, _ODOMETRY_S, self._tick)
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
-        self._camera = SimulatedCamera(
-            self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
-            self._fail, self._base.frame(settings.camera_frame),
+        self._camera = self._make_camera(
+            self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._fail,
+            self._base.frame(settings.camera_frame),
         )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
@@ -93,9 +78,10 @@ class SimulatorNode(RunnableNode):
 
     def _adopt(self, settings: SimulatorNodeSettings) -> None:
         self._settings = settings
-        self._driver.hold_s = settings.command_timeout_s
-        self._timer.timer_period_ns = round(1e9 / settings.odometry_rate)
         self._camera.rate = settings.camera_rate
+
+    def _make_camera(self, *arguments: Any) -> SimulatedCamera:
+        return SimulatedCamera(*arguments)
 
     def close(self) -> None:
         self._camera.close()
@@ -103,14 +89,10 @@ class SimulatorNode(RunnableNode):
     def _fail(self, sentence: str, exit_code: int = EXIT_GAVE_UP) -> None:
         self.exit_code, self.failure = exit_code, sentence
 
-    def _on_fault(self, message: String) -> None:
-        complaint = self._faults.set(message.data)
-        self.get_logger().warning(complaint or f"faults: {str(self._faults) or 'none'}")
-
     # -- base ----------------------------------------------------------------------------------
 
     def _on_command(self, message: Twist | TwistStamped) -> None:
-        if self._faults.of("robot") != OK or self._commands.contested():
+        if self._commands.contested():
             return
         try:
             twist = twist_of(message)
@@ -139,12 +121,14 @@ class SimulatorNode(RunnableNode):
         self._advance()
         stamp = to_stamp(self._stamp())
         self._clock_out.publish(ClockMessage(clock=stamp))
-        if self._faults.of("robot") != "freeze":
-            self._base.publish(self._driver.state(), stamp)
+        self._publish_base(stamp)
         self._truth.publish()
         figures = {"pictures": self._camera.frames, "collisions": self._simulator.collisions}
-        message = self._commands.trouble or ", ".join(filter(None, ["running", str(self._faults)]))
-        self._health.report(health.WARN if self._commands.trouble else health.OK, message, figures)
+        trouble = self._commands.trouble
+        self._health.report(health.WARN if trouble else health.OK, trouble or "running", figures)
+
+    def _publish_base(self, stamp: Time) -> None:
+        self._base.publish(self._driver.state(), stamp)
 
     def _measure_range(self) -> None:
         if self._range.get_subscription_count() == 0:
@@ -186,14 +170,12 @@ class SimulatedCamera:
         simulator: Simulator,
         rate: float,
         stamp: Callable[[], Time],
-        faults: FaultBoard,
         on_failure: Callable[..., None],
         frame: str,
     ) -> None:
         self.frames, self.rate, self._frame = 0, rate, frame
-        self._simulator, self._faults = simulator, faults
+        self._simulator = simulator
         self._stamp, self._on_failure = stamp, on_failure
-        self._last: Image | None = None
         self._image = node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = node.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._depth = node.create_publisher(Image, "depth/image_raw", qos.CAMERA)
@@ -231,31 +213,17 @@ class SimulatedCamera:
             self._publish_depth(header, depths)
         else:
             picture = self._simulator.render()
-        self._publish_picture(header, picture)
+        image = from_rgb(picture)
+        image.header = header
+        self._publish_picture(image)
         self.frames += 1
 
-    def _publish_picture(self, header: Header, picture: np.ndarray) -> None:
-        fault = self._faults.of("camera")
-        if fault == "freeze":
-            return
-        if fault != "repeat" or self._last is None:
-            self._last = from_rgb(picture)
-            self._last.header = header
-        image = self._last
-        if fault == "garbage":
-            image = Image(header=header, height=image.height, width=image.width, step=image.step)
-            image.encoding, image.data = "bgr8", array.array("B", bytes(100))
-        focal = self._simulator.focal_length
+    def _publish_picture(self, image: Image) -> None:
         self._image.publish(image)
-        self._info.publish(camera_info(image.header, image.width, image.height, focal))
+        self._info.publish(camera_info(image.header, image.width, image.height, self._simulator.focal_length))
 
     def _publish_depth(self, header: Header, depths: np.ndarray) -> None:
-        fault = self._faults.of("depth")
-        if fault == "freeze":
-            return
         coarse = np.ascontiguousarray(depths[::_DEPTH_STRIDE, ::_DEPTH_STRIDE], dtype="<f4")
-        if fault == "blind":
-            coarse = np.full_like(coarse, np.nan)
         height, width = coarse.shape
         image = Image(header=header, height=height, width=width, encoding="32FC1", step=4 * width)
         image.data = array.array("B", coarse.tobytes())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The safety supervisor: the only node that publishes ``cmd_vel``.
 
-A thin shell around :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this process, and one
-thread, so nothing here ever waits. If the process dies, the robot's driver (or the simulator) stops the robot when
+A thin shell around :class:`dsd_ros.navigation.safety.supervisor.Supervisor`. No model and no torch in this process, and
+one thread, so nothing here ever waits. If the process dies, the robot's driver (or the simulator) stops the robot when
 ``cmd_vel`` falls silent.
 """
 
@@ -22,10 +22,10 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.actions import SHIPPED, Action, action_of, read_grammar
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.safety import STILL, Cause, Motion, Source, names, tilt_of
-from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
+from dsd_ros.navigation.run.actions import SHIPPED, Action, action_of, read_grammar
+from dsd_ros.navigation.safety.causes import STILL, Cause, Motion, Source, names, tilt_of
+from dsd_ros.navigation.safety.odometry import OdometryError
+from dsd_ros.navigation.safety.supervisor import SafetyDecision, Supervisor
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import LOOK_S, CameraTopic
@@ -36,6 +36,7 @@ from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import command_message, command_type, moment_of, pose_of, seconds, twist_of
 
+_CHECK_S = 0.02  # between two checks of every cause
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
@@ -50,7 +51,7 @@ class SupervisorNode(RunnableNode):
         super().__init__("supervisor_node")
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings, adopt=self._adopt)
-        self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
+        self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings.fallback)
         self._grammar = read_grammar(settings.grammar)
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
@@ -67,13 +68,13 @@ class SupervisorNode(RunnableNode):
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
-        steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._tick))
+        steady_timer(self, _CHECK_S, self.guarded("the timer", self._tick))
         steady_timer(self, LOOK_S, self.guarded("the camera's timer", self._resubscribe))
         steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
 
     def _adopt(self, settings: SupervisorNodeSettings) -> None:
         self._settings = settings
-        self._supervisor.adopt(settings.timeout, settings.limit, settings)
+        self._supervisor.adopt(settings.timeout, settings.limit, settings.fallback)
 
     def claim_processor(self) -> None:
         """Ask for real-time scheduling of this process if the settings say so."""
@@ -221,7 +222,7 @@ class SupervisorNode(RunnableNode):
         self._base_frame = message.child_frame_id or self._base_frame
         stamp = seconds(message.header.stamp)
         self._supervisor.on_odometry(pose, stamp, now)
-        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.imu_s:
+        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.input_s:
             q = message.pose.pose.orientation
             self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
 

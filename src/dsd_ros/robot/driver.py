@@ -65,20 +65,20 @@ class Posture(Enum):
     BUSY = "busy"  # between two postures, or in a trick
 
 
+ACCELERATION = (2.0, 2.0, 6.0)  # ahead and sideways, m/s^2, and turning, rad/s^2
+
+
 @dataclass(frozen=True)
 class MotionLimits:
-    """Limits of velocity and acceleration in the base's own frame; their ranges are those of a Go2's sport service."""
+    """Limits of velocity in the base's own frame; their ranges are those of a Go2's sport service."""
 
     vx_min: float = option(-0.5, "top speed backwards, m/s", -2.5, 0.0)
     vx_max: float = option(1.5, "top speed ahead, m/s", 0.0, 3.8)
     vy_max: float = option(0.5, "top speed sideways, m/s", 0.0, 1.0)
     wz_max: float = option(1.5, "top turn rate, rad/s", 0.0, 4.0)
-    ax: float = option(2.0, "acceleration ahead, m/s^2", 0.1, 10.0)
-    ay: float = option(2.0, "acceleration sideways, m/s^2", 0.1, 10.0)
-    awz: float = option(6.0, "angular acceleration, rad/s^2", 0.1, 40.0)
 
     def __post_init__(self) -> None:
-        positive = (self.vx_max, self.vy_max, self.wz_max, self.ax, self.ay, self.awz)
+        positive = (self.vx_max, self.vy_max, self.wz_max)
         if not all(math.isfinite(v) and v >= 0 for v in positive) or not -10 <= self.vx_min <= 0:
             raise ValueError(f"The limits must be finite, and vx_min not positive: {self}.")
 
@@ -91,8 +91,8 @@ class MotionLimits:
         self, present: tuple[float, float, float], wanted: tuple[float, float, float], span: float
     ) -> tuple[float, float, float]:
         """The velocity ``span`` seconds later on the way to the wanted one; slowing down is not limited."""
-        gains = (self.ax, self.ay, self.awz)
-        x, y, z = (_approach(a, b, gain * span) for a, b, gain in zip(present, self.clip(*wanted), gains, strict=True))
+        wanted = self.clip(*wanted)
+        x, y, z = (_approach(a, b, gain * span) for a, b, gain in zip(present, wanted, ACCELERATION, strict=True))
         return x, y, z
 
 

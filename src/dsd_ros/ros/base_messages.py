@@ -26,6 +26,9 @@ from dsd_ros.robot.sim.world import HEIGHT, World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import quaternion
 
+# Standard deviations of odometry and IMU, whose covariances are the squares: m, rad, m/s, rad/s, m/s^2.
+_POSITION, _TILT, _YAW, _VELOCITY, _ANGULAR_VELOCITY, _ACCELERATION = 0.05, 0.02, 0.05, 0.05, 0.02, 0.2
+
 
 class BasePublisher:
     """Publishes ``odom``, ``imu``, the robot's frames on ``/tf`` and ``/tf_static``, and ``robot_description``."""
@@ -42,17 +45,17 @@ class BasePublisher:
     def describe(self, frames: FrameSettings, placed: tuple[Placed, ...] = (), map_frame: str = "") -> None:
         """Name the frames, and publish the fixed ones and the robot's description.
 
-        :param placed: where this robot has its sensors, if not where its description says.
+        :param placed: frames that are elsewhere than the description says, and further ones.
         :param map_frame: publish that it and odom_frame coincide; empty: do not.
         :raises ValueError: for a description that does not fit.
         """
         self.frames = frames
         fixed = [Placed(map_frame, self.frame(frames.odom_frame), (0.0, 0.0, 0.0))] if map_frame else []
         if frames.publish_description:
-            description = Description(frames, placed)
+            description = Description(frames)
+            places = {each.child: each for each in (*description.fixed(), *placed)}
             fixed += [
-                replace(each, parent=self.frame(each.parent), child=self.frame(each.child))
-                for each in description.fixed()
+                replace(each, parent=self.frame(each.parent), child=self.frame(each.child)) for each in places.values()
             ]
             if self._description is None:
                 self._description = self._node.create_publisher(String, "robot_description", qos.LATCHED)
@@ -66,17 +69,17 @@ class BasePublisher:
         return self.frames.frame_prefix + name
 
     def publish(self, state: RobotState, stamp: Time) -> None:
-        frames, stddev = self.frames, self.frames.stddev
+        frames = self.frames
         odometry = Odometry(child_frame_id=self.frame(frames.base_frame))
         odometry.header.stamp, odometry.header.frame_id = stamp, self.frame(frames.odom_frame)
         place, linear = odometry.pose.pose.position, odometry.twist.twist.linear
         place.x, place.y, place.z = state.position
         odometry.pose.pose.orientation = _quaternion(state.orientation)
-        odometry.pose.covariance = _diagonal(*(stddev.position,) * 3, *(stddev.tilt,) * 2, stddev.yaw)
+        odometry.pose.covariance = _diagonal(*(_POSITION,) * 3, *(_TILT,) * 2, _YAW)
         linear.x, linear.y, linear.z = state.velocity
         turning = odometry.twist.twist.angular
         turning.x, turning.y, turning.z = *state.gyroscope[:2], state.yaw_rate
-        odometry.twist.covariance = _diagonal(*(stddev.velocity,) * 3, *(stddev.angular_velocity,) * 3)
+        odometry.twist.covariance = _diagonal(*(_VELOCITY,) * 3, *(_ANGULAR_VELOCITY,) * 3)
         self._odometry.publish(odometry)
 
         imu = Imu(header=Header(stamp=stamp, frame_id=self.frame(frames.imu_frame)))
@@ -84,9 +87,9 @@ class BasePublisher:
         turning, pushing = imu.angular_velocity, imu.linear_acceleration
         turning.x, turning.y, turning.z = state.gyroscope
         pushing.x, pushing.y, pushing.z = state.accelerometer
-        imu.orientation_covariance = _diagonal(stddev.tilt, stddev.tilt, stddev.yaw)
-        imu.angular_velocity_covariance = _diagonal(*(stddev.angular_velocity,) * 3)
-        imu.linear_acceleration_covariance = _diagonal(*(stddev.acceleration,) * 3)
+        imu.orientation_covariance = _diagonal(_TILT, _TILT, _YAW)
+        imu.angular_velocity_covariance = _diagonal(*(_ANGULAR_VELOCITY,) * 3)
+        imu.linear_acceleration_covariance = _diagonal(*(_ACCELERATION,) * 3)
         self._imu.publish(imu)
         self._transforms.publish(TFMessage(transforms=list(self._base(state, stamp))))
 

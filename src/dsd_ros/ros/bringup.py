@@ -23,7 +23,6 @@ from dsd_ros.shown import meant
 
 TRANSPORTS = ("dds", "websocket")
 STORAGES = ("mcap", "sqlite3")  # of bags
-ROBOTS = ("simulated", "go2-standin")  # of the demo
 DEMO_SEED = 24  # of a world where the shipped target does not depend on how exactly a turn ends
 DEMO_INSTRUCTION = "find the silver bottle"
 SYSTEMS = ("demo", "robot", "verifier")  # launch/NAME.launch.py

@@ -15,7 +15,7 @@ from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.limits import MAX_HISTORY
-from dsd_ros.navigation.records import ClockWatch
+from dsd_ros.navigation.run.records import ClockWatch
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import Picture
 from dsd_ros.ros.running import steady_timer

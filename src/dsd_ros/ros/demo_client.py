@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from sensor_msgs.msg import CameraInfo
@@ -17,9 +17,9 @@ from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import AnswerSource, DecodeStats, MemoryAnswer, NavAction, ReplyProgress
-from dsd_ros.navigation.actions import ANY, action_of, format_action
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.actions import ANY, action_of, format_action
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.managed import LifecycleWatch
@@ -49,14 +49,12 @@ class DemoClient:
         on_progress: Callable[[ReplyProgress], None],
         on_step: Callable[[NavAction, DecodeStats], None],
         on_memory: Callable[[MemoryAnswer], None],
-        driver: str = "",
         memory: bool = False,
         recorded: bool = False,
     ) -> None:
         """:param on_progress: called in the spinning thread with a reply as it grows.
         :param on_step: likewise with an action and its reply's figures, which are empty where it has none.
         :param on_memory: likewise, once, with what the goal means by memory.
-        :param driver: the robot's driver node, whose health says when the robot stands; empty: none.
         :param memory: wait for a memory_node as well.
         :param recorded: watch the record_node's topics, for `unheard`.
         """
@@ -70,7 +68,6 @@ class DemoClient:
         self._path: list[list[float]] = []
         self._newest: dict[str, Any] = {}  # by topic
         self._rejected = False
-        self._driver, self._robot_ready = driver, not driver
         self._heard = set[str]()  # by the recorder
         self._result: Any = None
         self._on_step, self._on_memory = on_step, on_memory
@@ -88,7 +85,7 @@ class DemoClient:
         node.create_subscription(ReplyProgress, "dsd/reply_progress", on_progress, qos.STATE)
         node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
-        if driver or recorded:
+        if recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "dsd/navigate")
         # After the action client: DDS announces both in this order, so a node that answers has discovered the
@@ -103,7 +100,7 @@ class DemoClient:
     def awaited(self) -> list[str]:
         """What is not ready yet of robot, camera, navigation and a session with the verifier."""
         seen = {"camera/camera_info", "ground_truth/target_distance"} <= self._newest.keys()
-        found = {"the camera": seen, "the robot's driver": self._robot_ready}
+        found = {"the camera": seen}
         found |= {name: watch.active() for name, watch in self._watches.items()}  # every watch asks
         found["navigation_node"] &= self._navigate.server_is_ready()
         return [name for name, ready in found.items() if not ready]
@@ -185,8 +182,6 @@ class DemoClient:
             if status.name == "record_node":
                 values = {pair.key: pair.value for pair in status.values}
                 self._heard = set(values.get(HEARD, "").split(", "))
-            if self._driver and status.name.endswith(self._driver):
-                self._robot_ready = status.level == DiagnosticStatus.OK
 
     def _on_odometry(self, message: Odometry) -> None:
         try:

@@ -16,7 +16,7 @@ from dsd_ros.paths import config_directory
 from dsd_ros.shown import shown
 from dsd_ros.startup import quick_import
 
-_CAMERAS = ("simulator_node", "go2_node", "go2_standin_node")
+_CAMERAS = ("simulator_node", "go2_node")
 _PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 

@@ -27,24 +27,24 @@ except ImportError as error:
     ) from error
 
 
-def topic(prefix: str, name: str) -> str:
-    """A topic of the robot, absolute because the robot has no namespaces. A prefix tells stand-ins apart."""
-    return f"{prefix.rstrip('/')}/{name}"
+def robot_topic(name: str) -> str:
+    """A topic of the robot, absolute because the robot has no namespaces."""
+    return f"/{name}"
 
 
 class RosLink:
     """Sends a driver's requests, and delivers responses, state and battery to it; one per robot."""
 
-    def __init__(self, node: Node, prefix: str, group: CallbackGroup | None = None) -> None:
+    def __init__(self, node: Node, group: CallbackGroup | None = None) -> None:
         self._driver: Any = None
         self.on_arrival: Callable[[], None] = lambda: None  # called after every state message
         self.on_remote: Callable[[Any], None] | None = None  # takes the remote control's WirelessController
         self._requests = {
-            service: node.create_publisher(RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE)
+            service: node.create_publisher(RequestMessage, robot_topic(f"api/{service}/request"), qos.ROBOT_SERVICE)
             for service in SERVICES
         }
         self._subscriptions: list[Any] = []
-        self._node, self._prefix, self._group = node, prefix, group
+        self._node, self._group = node, group
 
     def attach(self, driver: Any) -> None:
         """Subscribe to the robot's topics for a driver."""
@@ -74,8 +74,9 @@ class RosLink:
     def _subscribe(
         self, kind: type, name: str, take: Callable[[Any], None], profile: QoSProfile, raw: bool = False
     ) -> None:
-        name, group = topic(self._prefix, name), self._group
-        made = self._node.create_subscription(kind, name, take, profile, callback_group=group, raw=raw)
+        made = self._node.create_subscription(
+            kind, robot_topic(name), take, profile, callback_group=self._group, raw=raw
+        )
         self._subscriptions.append(made)
 
     def send(self, service: str, request: ServiceRequest) -> bool:

@@ -25,7 +25,7 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from dsd_ros.navigation.odometry import checked_pose
+from dsd_ros.navigation.safety.odometry import checked_pose
 from dsd_ros.pictures import RAW_LAYOUTS, PictureError, raw_pixels, raw_rgb, read_picture
 from dsd_ros.ros.stamps import pose_of
 

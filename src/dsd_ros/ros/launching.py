@@ -22,7 +22,7 @@ from typing import Any
 from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.environment import check_domain
 from dsd_ros.paths import config_directory, user_path
-from dsd_ros.robot.frames import CAMERA_LINK, Description, FrameSettings, placed_by
+from dsd_ros.robot.frames import Description, FrameSettings
 from dsd_ros.ros.bringup import REMAPPINGS, STACKS
 from dsd_ros.ros.processes import FIRST_PAUSE_S, Restarts, how_it_ended
 from dsd_ros.ros.settings import NODES, Layer, ManagedSettings, merged, parameter, write_parameters
@@ -140,7 +140,6 @@ def frame_arguments() -> list[Any]:
     return [
         DeclareLaunchArgument("frame_prefix", **setting("go2_node", "frame_prefix")),
         DeclareLaunchArgument("description", **setting("go2_node", "description")),
-        DeclareLaunchArgument("camera_origin", **setting("go2_node", "camera_origin")),
         DeclareLaunchArgument("use_robot_state_pub", **switch(wanted)),
     ]
 
@@ -151,7 +150,7 @@ def driver_frames() -> dict[str, Any]:
 
     from dsd_ros.humble import IfElseSubstitution
 
-    own = {name: name for name in ("frame_prefix", "description", "camera_origin")}
+    own = {name: name for name in ("frame_prefix", "description")}
     return own | {"publish_description": IfElseSubstitution(LaunchConfiguration("use_robot_state_pub"), "false", "")}
 
 
@@ -172,7 +171,7 @@ def state_publisher(driven: Any, **options: Any) -> Any:
     class OfDriver(Substitution):  # type: ignore[misc]
         arguments, given = driver.arguments, driver.given
 
-        def __init__(self, read: Callable[[FrameSettings, str], str]) -> None:
+        def __init__(self, read: Callable[[FrameSettings], str]) -> None:
             super().__init__()
             self.read = read
 
@@ -180,14 +179,11 @@ def state_publisher(driven: Any, **options: Any) -> Any:
             layers, above = driver.layers(context)
             found, _ = merged("go2_node", context.launch_configurations["namespace"], [*layers, above])
             names = {each.name for each in fields(FrameSettings)} & found.keys()
-            return self.read(FrameSettings(**{name: found[name] for name in names}), found["camera_origin"])
-
-    def described(frames: FrameSettings, origin: str) -> str:
-        return Description(frames, placed_by(origin, CAMERA_LINK, frames.base_frame)).text
+            return self.read(FrameSettings(**{name: found[name] for name in names}))
 
     values = {
-        "robot_description": ParameterValue(OfDriver(described), value_type=str),
-        "frame_prefix": ParameterValue(OfDriver(lambda frames, _: frames.frame_prefix), value_type=str),
+        "robot_description": ParameterValue(OfDriver(lambda frames: Description(frames).text), value_type=str),
+        "frame_prefix": ParameterValue(OfDriver(lambda frames: frames.frame_prefix), value_type=str),
         "use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
     }
     return Node(

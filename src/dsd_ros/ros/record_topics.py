@@ -42,7 +42,7 @@ CORE = frozenset({CAMERA, "dsd/instruction", "dsd/observation", "dsd/reply_progr
 # Recorded with whatever type they have, once published.
 WHERE_THERE = (
     "cmd_vel_dsd", "cmd_vel", "/tf", "/tf_static", "/clock", "imu", "ground_truth/collisions",
-    "ground_truth/target_distance", "ground_truth/reached", "ground_truth/markers", "simulator/fault",
+    "ground_truth/target_distance", "ground_truth/reached", "ground_truth/markers",
     "robot_description", "dsd/visual/markers", "dsd/visual/path_walked", "dsd/visual/path_intended",
 )  # fmt: skip
 _LATCHED = frozenset({

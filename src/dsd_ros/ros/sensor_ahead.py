@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image, LaserScan, Range
 
-from dsd_ros.navigation.depth import DepthCorridor, DepthError, Intrinsics, read_depth
-from dsd_ros.navigation.safety import DepthView, Requirements, nearest_ahead, range_reading
+from dsd_ros.navigation.safety.causes import DepthView, Requirements, nearest_ahead, range_reading
+from dsd_ros.navigation.safety.depth import DepthCorridor, DepthError, Intrinsics, read_depth
 from dsd_ros.ros import qos
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import seconds
+
+_CONE = math.radians(40.0)  # width of the sector of a scan that counts as ahead
 
 # Takes metres (infinite: nothing ahead; None: unknown) and a stamp in seconds, or None.
 OnDistance = Callable[[float | None, float | None], None]
@@ -34,8 +37,8 @@ def subscribe_obstacle_sensor(
     elif required.obstacle == "scan":
 
         def on_scan(scan: LaserScan) -> None:
-            cone, limits_m = settings().limit.obstacle_cone, (scan.range_min, scan.range_max)
-            on_distance(nearest_ahead(scan.ranges, scan.angle_min, scan.angle_increment, *limits_m, cone), None)
+            limits_m = scan.range_min, scan.range_max
+            on_distance(nearest_ahead(scan.ranges, scan.angle_min, scan.angle_increment, *limits_m, _CONE), None)
 
         node.create_subscription(LaserScan, "scan", on_scan, qos.SENSOR)
     elif required.obstacle == "depth":

@@ -31,12 +31,12 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.limits import MAX_HISTORY
-from dsd_ros.navigation.actions import GRAMMAR_HELP, read_grammar
-from dsd_ros.navigation.controller import ControlSettings, MotionSettings
-from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
-from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import DepthView, Fallback, Requirements, SafetyLimits, Timeouts
-from dsd_ros.navigation.settings import RunSettings
+from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
+from dsd_ros.navigation.run.controller import MotionSettings
+from dsd_ros.navigation.run.executor import EXECUTORS, Nav2Settings
+from dsd_ros.navigation.run.goals import WHEN
+from dsd_ros.navigation.run.settings import RunSettings
+from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits
@@ -275,10 +275,10 @@ class GoalMemorySettings:
 
 
 @dataclass(frozen=True)
-class NavigationNodeSettings(CommandSettings, ControlSettings, ManagedSettings):
+class NavigationNodeSettings(CommandSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
-    live: ClassVar = ("control_rate", "watchdog_timeout_s", "run", "motion", "memory")
+    live: ClassVar = ("run", "motion", "memory")
     fixed: ClassVar = ("autostart", "executor", "nav2", "enable_stamped_cmd_vel", "grammar")
 
     executor: str = option(
@@ -297,13 +297,13 @@ class NavigationNodeSettings(CommandSettings, ControlSettings, ManagedSettings):
 
 
 @dataclass(frozen=True)
-class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
+class SupervisorNodeSettings(CommandSettings, CameraSettings):
     """The causes that stop the robot, and after how long."""
 
-    live: ClassVar = ("fallback", "unverified_replies", "fallback_speed", "stop_speed", "timeout", "limit", "depth")
+    live: ClassVar = ("fallback", "stop_speed", "timeout", "limit", "depth")
 
     grammar: str = option("dsd", GRAMMAR_HELP, check=read_grammar)
-    check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
+    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
     stop_speed: float = option(
         0.0, "speed ahead of a stop, m/s; 0.001 for a driver that ignores zeros and rounds this to zero", 0.0, 0.004
@@ -318,44 +318,23 @@ class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
 
 
 @dataclass(frozen=True)
-class RemoteSettings:
-    """The Go2's own remote control, as an operator's joystick."""
-
-    speed: float = option(0.5, "speed at full deflection of a stick, m/s; 0: do not listen to it", 0.0, 1.5)
-    turn_rate: float = option(0.8, "turn rate at full deflection, rad/s", 0.0, 3.0)
-
-
-@dataclass(frozen=True)
 class Go2NodeSettings(CommandSettings, FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
 
     fixed: ClassVar = ("autostart", "enable_stamped_cmd_vel")
-    live: ClassVar = (
-        "command_timeout_s", "odometry_rate", "camera_rate", "camera_delay_s", "camera_fov", "limits",
-        "drive.request_timeout_s", "drive.attempts", "drive.state_timeout_s", "drive.command_timeout_s",
-        "drive.move_rate", "drive.posture_timeout_s", "drive.velocity_frame",
-    )  # fmt: skip
+    live: ClassVar = ("camera_rate", "camera_delay_s", "camera_fov", "limits", "drive.velocity_frame")
 
     link: str = option(
         "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
     )
-    robot_prefix: str = option("", "prefix of the robot's own topics; empty: a real robot's")
     stand_up: bool = option(True, "have the robot stand up when the node starts")
-    command_timeout_s: float = option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
-    odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
     camera_rate: float = option(10.0, "rate at which pictures are requested from the robot, Hz", 0.5, 30.0)
     camera_delay_s: float = option(0.1, "age of a picture when it is requested, s; subtracted from its stamp", 0.0, 2.0)
     sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
     sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
-    sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov: float = option(0.0, "the camera's vertical field of view, rad; 0: unknown", 0.0, 2.97)
-    camera_origin: str = option(
-        "",
-        "place of front_camera_link in base_frame: x y z (m) roll pitch yaw (rad), e.g. 0.33 0 0.04 0 0.1 0; empty: as "
-        "the description says",
-    )
     drive: Go2Settings = field(default_factory=Go2Settings)
-    remote: RemoteSettings = field(default_factory=RemoteSettings)
+    remote: bool = option(True, "the Go2's own remote control is an operator's joystick (cmd_vel_joy)")
     limits: MotionLimits = field(default_factory=MotionLimits)
 
 
@@ -371,31 +350,15 @@ class WorldSettings:
 class SimulatorNodeSettings(CommandSettings, FrameSettings, WorldSettings):
     """The simulated Go2 and its world."""
 
-    live: ClassVar = ("camera_rate", "odometry_rate", "command_timeout_s")
+    live: ClassVar = ("camera_rate",)
 
     camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
-    odometry_rate: float = option(50.0, "rate of odometry, Hz", 5.0, 200.0)
     rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
-    command_timeout_s: float = option(0.5, "the robot stops when cmd_vel is older, s", 0.05, 1.0)
     map_frame: str = option(
         "",
         "publish that this frame and odom_frame coincide, e.g. map; empty: do not, as a SLAM does",
         check=check_frame,
     )
-
-
-@dataclass(frozen=True)
-class StandinNodeSettings(WorldSettings):
-    """A stand-in Go2: the real robot's topics, in the simulated world."""
-
-    live: ClassVar = ("state_rate", "battery")
-
-    robot_prefix: str = option("", "prefix of the robot's topics; empty: a real robot's")
-    state_rate: float = option(50.0, "rate of states, Hz", 5.0, 500.0)
-    lying: bool = option(True, "start lying down; it must stand up before it can move")
-    path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
-    battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
-    world_frame: str = option(FrameSettings.odom_frame, "frame of the ground truth's markers")
 
 
 @dataclass(frozen=True)
@@ -449,7 +412,6 @@ NODES: dict[str, type] = {
     "supervisor_node": SupervisorNodeSettings,
     "go2_node": Go2NodeSettings,
     "simulator_node": SimulatorNodeSettings,
-    "go2_standin_node": StandinNodeSettings,
     "record_node": RecordNodeSettings,
     "visual_node": VisualNodeSettings,
     "view_node": ViewNodeSettings,

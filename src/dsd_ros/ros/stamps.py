@@ -12,9 +12,9 @@ from nav_msgs.msg import Odometry
 from rclpy.clock import ROSClock
 from rclpy.node import Node
 
-from dsd_ros.navigation.controller import Pose, Velocity
-from dsd_ros.navigation.odometry import checked_pose, checked_twist
-from dsd_ros.navigation.records import Moment
+from dsd_ros.navigation.run.controller import Pose, Velocity
+from dsd_ros.navigation.run.records import Moment
+from dsd_ros.navigation.safety.odometry import checked_pose, checked_twist
 
 _LONGEST_S = 2.0**31 - 1.0  # of a Duration, about 68 years
 

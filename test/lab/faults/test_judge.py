@@ -21,7 +21,7 @@ from dsd_lab.faults.judge import (
     moving_at,
     stop_after,
 )
-from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.run.actions import Action, ActionKind
 
 FORWARD, LEFT, STOP = (Action(ActionKind.FORWARD, 50), Action(ActionKind.TURN_LEFT, 30), Action(ActionKind.STOP))
 

@@ -26,7 +26,7 @@ from dsd_lab.train.data import (
 from dsd_lab.train.frames import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, SHARD_VERSION, Frame, load_frames, save_shard
 from dsd_lab.worlds.guide import View
 from dsd_lab.worlds.situations import NAMES, Situation, Split, may_meet, world_of
-from dsd_ros.navigation.actions import parse_reply
+from dsd_ros.navigation.run.actions import parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import ROBOT_RADIUS, NoLayoutError, Thing, World

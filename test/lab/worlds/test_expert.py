@@ -14,7 +14,7 @@ from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH
 from dsd_lab.worlds.expert import DRAWS, doubts, misjudged, reply
 from dsd_lab.worlds.guide import View, full_round, walk
 from dsd_lab.worlds.situations import Situation, Split, world_of
-from dsd_ros.navigation.actions import parse_reply
+from dsd_ros.navigation.run.actions import parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import RADIUS, ROBOT_RADIUS, Thing, World

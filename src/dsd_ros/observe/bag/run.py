@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
-from dsd_ros.navigation.odometry import OdometryError, checked_pose
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.run.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
+from dsd_ros.navigation.safety.causes import Cause
+from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 from dsd_ros.observe.bag.storage import BagError, Record

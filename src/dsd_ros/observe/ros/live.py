@@ -19,9 +19,9 @@ from rclpy.node import Node
 from rclpy.serialization import deserialize_message
 
 from dsd_msgs.msg import DecodeStats, MemoryAnswer, NavAction, ReplyProgress, RoundStats, SafetyState
-from dsd_ros.navigation.actions import ANY, Action, action_of, format_action
-from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.run.actions import ANY, Action, action_of, format_action
+from dsd_ros.navigation.safety.causes import Cause
+from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.observe.view.events import memory_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownMemory, ShownReply, ShownStep, Walk

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dsd_ros.options import option
+from dsd_ros.options import check_options, option
 from dsd_ros.robot.driver import DriverError, Fault, FaultCause, MotionLimits, Posture, RobotState, wait_until
 from dsd_ros.robot.go2.protocol import (
     OBSTACLES_AVOID,
@@ -34,6 +34,11 @@ from dsd_ros.robot.go2.protocol import (
     move_parameter,
 )
 
+REQUEST_S, ATTEMPTS = 0.4, 3  # longest wait for an answer; a request sent so often counts as unanswered
+STATE_S = 0.3  # without a state for this long there is no motion
+COMMAND_S = 0.5  # the robot is stopped this long after the last command
+POSTURE_S = 8.0  # a posture must show in the state within this time
+_MOVE_S = 0.05  # between two Moves while moving
 _READY = (Posture.STANDING, Posture.MOVING)
 # Between StopMoves: in the first _STOP_EAGER_S seconds, and later.
 _STOP_AGAIN_S, _STOP_SLOWLY_S, _STOP_EAGER_S = 0.1, 0.5, 3.0
@@ -49,21 +54,13 @@ VELOCITY_FRAMES = ("body", "odom")
 class Go2Settings:
     """How the robot is driven; ValueError for an unknown choice."""
 
-    request_timeout_s: float = option(0.4, "longest wait for an answer, s", 0.05, 5.0)
-    attempts: int = option(3, "times a request is sent before it counts as unanswered", 1, 10)
-    state_timeout_s: float = option(0.3, "without a state for this long there is no motion, s", 0.05, 2.0)
-    command_timeout_s: float = option(0.5, "the driver stops the robot this long after the last command, s", 0.05, 0.9)
-    move_rate: float = option(20.0, "rate of Move requests while moving, Hz", 4.0, 100.0)
-    posture_timeout_s: float = option(8.0, "a posture must show in the state within this time, s", 0.5, 30.0)
     avoidance: str = option(
         "auto", "the robot's obstacle avoidance. required: no motion without it; off: left as it is", choices=AVOIDANCE
     )
     velocity_frame: str = option("body", "frame of the velocity in the robot's state", choices=VELOCITY_FRAMES)
 
     def __post_init__(self) -> None:
-        for name, known in (("avoidance", AVOIDANCE), ("velocity_frame", VELOCITY_FRAMES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"'{getattr(self, name)}' is no {name}; choose from {', '.join(known)}.")
+        check_options(self)
 
 
 class Go2Driver:
@@ -177,14 +174,14 @@ class Go2Driver:
             if heartbeat is not None:
                 return heartbeat
             since = self._stopping_since
-            if since is not None and now - since > self.settings.request_timeout_s:
+            if since is not None and now - since > REQUEST_S:
                 return self._stop_fault or Fault(FaultCause.STOP_UNCONFIRMED, since=since)
             move_fault = self._move_fault  # renewed while motion is requested in vain
             return move_fault if move_fault and now - move_fault.since < _SHOWN_S else None
 
     def _heartbeat_fault(self, now: float) -> Fault | None:
         state = self._state
-        if state is not None and state.age(now) <= self.settings.state_timeout_s:
+        if state is not None and state.age(now) <= STATE_S:
             return None
         if self._bad_state is not None:
             return self._bad_state
@@ -216,9 +213,9 @@ class Go2Driver:
 
         def seen() -> bool:
             state = self.state()
-            return state is not None and state.age() <= self.settings.state_timeout_s and state.posture in shown
+            return state is not None and state.age() <= STATE_S and state.posture in shown
 
-        if not wait_until(seen, self.settings.posture_timeout_s):
+        if not wait_until(seen, POSTURE_S):
             heartbeat = self._heartbeat_fault(time.monotonic())
             wanted = api.name.lower().replace("_", " ")
             now_in = "" if self._state is None else f"; it is {self._state.posture.value}"
@@ -264,8 +261,8 @@ class Go2Driver:
 
         :raises DriverError: NO_SERVICE, NO_ANSWER or CLOSED.
         """
-        span = self.settings.request_timeout_s if timeout is None else timeout
-        tries = self.settings.attempts if attempts is None else attempts
+        span = REQUEST_S if timeout is None else timeout
+        tries = ATTEMPTS if attempts is None else attempts
         return self._calls.call(service, api, parameter, span, tries)
 
     # -- motion --------------------------------------------------------------------------------
@@ -297,14 +294,13 @@ class Go2Driver:
         raise DriverError(fault)
 
     def _pace(self) -> None:
-        period = 1.0 / self.settings.move_rate
         with self._changed:
             while not self._closed:
                 self._tick(time.monotonic())
-                self._changed.wait_for(self._is_due, self._pause(period))
+                self._changed.wait_for(self._is_due, self._pause())
 
-    def _pause(self, period: float) -> float:
-        return period if self._moving or self._stopping_since is not None else 0.1
+    def _pause(self) -> float:
+        return _MOVE_S if self._moving or self._stopping_since is not None else 0.1
 
     def _is_due(self) -> bool:
         """Whether motion must begin or end before the next Move is due."""
@@ -324,9 +320,8 @@ class Go2Driver:
             if self._moving:
                 self._begin_stop(now)
             return
-        period = 1.0 / self.settings.move_rate
-        span = min(now - self._move_time, 2 * period) if self._moving else period
-        if self._moving and span < 0.5 * period:
+        span = min(now - self._move_time, 2 * _MOVE_S) if self._moving else _MOVE_S
+        if self._moving and span < 0.5 * _MOVE_S:
             return
         self._present = self.limits.approach(self._present, wanted, span)
         identity = self._calls.new_identity()
@@ -341,7 +336,7 @@ class Go2Driver:
 
     def _wanted(self, now: float) -> tuple[float, float, float] | None:
         """The velocity to send now; None if the robot should stand, with any fault in ``_move_fault``."""
-        fresh = now - self._target_time < self.settings.command_timeout_s
+        fresh = now - self._target_time < COMMAND_S
         if not fresh or not any(self._target) or now < self._blocked_until:
             return None
         if self._state is None or self._heartbeat_fault(now) is not None:
@@ -359,7 +354,7 @@ class Go2Driver:
             return Fault(FaultCause.REJECTED, "Obstacle avoidance is required and not on.", since=now)
         if self._unmoved_since is not None and now - self._unmoved_since > _UNMOVED_S:
             return Fault(FaultCause.UNCONFIRMED, "It receives Moves and does not move.", since=now)
-        if self._moves and now - min(self._moves.values()) > self.settings.request_timeout_s:
+        if self._moves and now - min(self._moves.values()) > REQUEST_S:
             if self._moves_are_answered:
                 detail = "It stopped acknowledging Moves."
                 return Fault(FaultCause.NO_ANSWER, detail, Code.NO_ANSWER, now)

@@ -11,6 +11,7 @@ import io
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,20 +20,32 @@ from std_msgs.msg import String
 from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
 from unitree_go.msg import LowState, SportModeState
 
+from dsd_lab.robot.faults import OK, FaultBoard
+from dsd_lab.robot.go2_standin import Go2Standin, StandinFault
+from dsd_ros.options import option
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
-from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
-from dsd_ros.robot.sim.faults import OK, FaultBoard
 from dsd_ros.robot.sim.offscreen import import_mujoco
 from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import GroundTruthPublisher
-from dsd_ros.ros.go2_messages import SERVICES, answer_message, from_message, topic
+from dsd_ros.ros.go2_messages import SERVICES, answer_message, from_message, robot_topic
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import EXIT_BAD_START, RunnableNode, run_main, steady_timer
-from dsd_ros.ros.settings import StandinNodeSettings
+from dsd_ros.ros.settings import WorldSettings
 
 _JPEG_QUALITY = 95
+_CHARGE = 80  # per cent, of the battery
+
+
+@dataclass(frozen=True)
+class StandinSettings(WorldSettings):
+    """A stand-in Go2: the real robot's topics, in the simulated world."""
+
+    lying: bool = option(True, "start lying down; it must stand up before it can move")
+    path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
+    world_frame: str = option(FrameSettings.odom_frame, "frame of the ground truth's markers")
 
 
 class Go2StandinNode(RunnableNode):
@@ -40,44 +53,36 @@ class Go2StandinNode(RunnableNode):
 
     def __init__(self) -> None:
         super().__init__("go2_standin_node")
-        settings = declare(self, StandinNodeSettings, adopt=self._adopt)
+        settings = declare(self, StandinSettings)
         world = World.from_seed(settings.seed, settings.instruction or None)
         import_mujoco()  # raises now what the first picture would raise
         self._simulator = Simulator(world)
         self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
         kinds = [fault.value for fault in StandinFault if fault is not StandinFault.NONE]
         self._faults = FaultBoard({"camera": ("freeze",), "robot": kinds})
-        self._settings = settings
         self._wanted: deque[ServiceRequest] = deque(maxlen=4)  # pictures
         self._wake = threading.Condition()
         self._closing = False
         self._low_time = 0.0
 
-        self._state = self.create_publisher(SportModeState, self._topic("sportmodestate"), qos.ROBOT_SERVICE)
-        self._low = self.create_publisher(LowState, self._topic("lf/lowstate"), qos.ROBOT_SERVICE)
+        self._state = self.create_publisher(SportModeState, robot_topic("sportmodestate"), qos.ROBOT_SERVICE)
+        self._low = self.create_publisher(LowState, robot_topic("lf/lowstate"), qos.ROBOT_SERVICE)
         self._answers = {
-            service: self.create_publisher(ResponseMessage, self._topic(f"api/{service}/response"), qos.ROBOT_SERVICE)
+            service: self.create_publisher(ResponseMessage, robot_topic(f"api/{service}/response"), qos.ROBOT_SERVICE)
             for service in SERVICES
         }
         for service in SERVICES:
             take = partial(self._on_request, service)
-            self.create_subscription(RequestMessage, self._topic(f"api/{service}/request"), take, qos.ROBOT_SERVICE)
+            self.create_subscription(RequestMessage, robot_topic(f"api/{service}/request"), take, qos.ROBOT_SERVICE)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self._truth = GroundTruthPublisher(self, self._simulator, settings.world_frame)
         self._health = health.Health(self, "stand-in Go2")
-        self._timer = steady_timer(self, 1.0 / settings.state_rate, self._tick)
+        steady_timer(self, 0.02, self._tick)
         self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)
         self._camera.start()
         self.get_logger().info(
             f"stand-in Go2 in world {settings.seed}: {world.instruction!r}, {'lying' if settings.lying else 'standing'}"
         )
-
-    def _adopt(self, settings: StandinNodeSettings) -> None:
-        self._settings = settings
-        self._timer.timer_period_ns = round(1e9 / settings.state_rate)
-
-    def _topic(self, name: str) -> str:
-        return topic(self._settings.robot_prefix, name)
 
     def close(self) -> None:
         with self._wake:
@@ -119,7 +124,7 @@ class Go2StandinNode(RunnableNode):
             if time.monotonic() - self._low_time > 0.5:
                 self._low_time = time.monotonic()
                 low = LowState()
-                low.bms_state.soc = round(100 * self._settings.battery)
+                low.bms_state.soc = _CHARGE
                 self._low.publish(low)
         self._truth.publish()
         fault = self._robot.fault

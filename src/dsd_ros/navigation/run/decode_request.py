@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsd_ros.navigation.actions import Grammar, ParsedReply, UnparsableReply, parse_reply
-from dsd_ros.navigation.records import STAMP_ROUNDING_S, DecodeAnswer, DecodeRequest, Moment, RunStep
-from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.actions import Grammar, ParsedReply, UnparsableReply, parse_reply
+from dsd_ros.navigation.run.records import STAMP_ROUNDING_S, DecodeAnswer, DecodeRequest, Moment, RunStep
+from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause, SafetyReport
 
 DECODE_NODE = "draft_node"
 _TICK_S = 0.5  # simulated clocks tick coarsely

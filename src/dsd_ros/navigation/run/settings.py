@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.safety import FALLBACK_HELP, FALLBACKS
+from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS
 from dsd_ros.options import option
 
 
@@ -46,19 +46,12 @@ class RunSettings:
     time_limit_s: float = option(180.0, "longest time of a run, s", 1.0, 3600.0)
     max_observation_age_s: float = option(5.0, "an older picture's reply is not carried out, s", 0.1, 60.0)
     decode_timeout_s: float = option(15.0, "longest time of one reply, s", 0.1, 120.0)
-    odometry_timeout_s: float = option(2.0, "a run ends after this long without the robot's pose, s", 0.1, 30.0)
-    max_stuck: int = option(3, "a run ends after this many blocked actions in a row", 1, 20)
-    max_repeats: int = option(3, "a run ends when an action is decided this many times at the same place", 2, 20)
-    max_reversals: int = option(4, "a run ends after this many reversed turns without a drive in between", 2, 40)
     safety_patience_s: float = option(2.0, "a run ends when the supervisor holds it for this long, s", 0.5, 60.0)
     link_patience_s: float = option(10.0, "as safety_patience_s, when only the lost link holds it, s", 0.5, 60.0)
-    safety_timeout_s: float = option(1.0, "a supervisor silent for this long counts as holding the robot, s", 0.3, 10.0)
     arrival_check: str = option(
         "model", "who decides that the goal is reached; service: check_arrival must agree", choices=("model", "service")
     )
     fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
-    fallback_replies: int = option(3, "draft_only: most unverified replies in a row", 1, 20)
-    fallback_speed: float = option(0.4, "draft_only and return: fraction of the top speeds", 0.05, 1.0)
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:
         """The same settings with a goal's own budgets; 0 keeps the default. Raises ValueError for a bad time limit."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from dsd_ros.navigation.controller import AT_REST, Velocity
+from dsd_ros.navigation.run.controller import AT_REST, Velocity
 
 
 class Watchdog:

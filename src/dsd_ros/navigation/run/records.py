@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dsd_ros.navigation.actions import Action, ParsedReply
-from dsd_ros.navigation.safety import REFUSALS, Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.actions import Action, ParsedReply
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import REFUSALS, Cause, SafetyReport
 
+_SUPERVISOR_S = 1.0  # a supervisor silent for this long counts as holding the robot
 _REFUSED_S = 0.5  # waiting does not help when the supervisor refuses navigation's own commands
 STAMP_ROUNDING_S = 1e-3  # stamps are converted to float64 seconds and back
 _CLOCK_BACK_S = 1e-3  # for rounding
@@ -178,9 +179,8 @@ class Hold:
 
     def reason(self, now: float) -> str:
         """Why the robot is held; empty when it is not."""
-        limit = self.settings.safety_timeout_s
-        if now - self._time > limit:
-            return f"The safety supervisor has been silent for more than {limit:.1f} s."
+        if now - self._time > _SUPERVISOR_S:
+            return f"The safety supervisor has been silent for more than {_SUPERVISOR_S:.1f} s."
         return self.report.sentence if self.report.holds else ""
 
     def lasting(self, now: float, carrying_out: bool) -> str:
@@ -208,11 +208,11 @@ class Hold:
 
     def only_by_link(self, now: float) -> bool:
         """Whether nothing but the lost link holds the robot."""
-        silent = now - self._time > self.settings.safety_timeout_s
+        silent = now - self._time > _SUPERVISOR_S
         return not silent and set(self.report.causes) == {Cause.LINK_LOST}
 
     def link_back(self, now: float, since: float) -> bool:
         """Whether the link has been up for a second, counted from ``since`` at the earliest."""
-        if now - self._time > self.settings.safety_timeout_s:
+        if now - self._time > _SUPERVISOR_S:
             return False
         return now - max(since, self._link_well_since) >= LINK_BACK_S

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dsd_ros.navigation.controller import Pose, Velocity, unit_quaternion
+from dsd_ros.navigation.run.controller import Pose, Velocity, unit_quaternion
 
 _FARTHEST = 1e7  # m; UTM coordinates reach this
 _FASTEST = 100.0  # m/s and rad/s

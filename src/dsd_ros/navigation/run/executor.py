@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.options import option
 
 EXECUTORS, FORWARD_GOALS = ("own", "nav2"), ("drive_on_heading", "navigate_to_pose")
 _ALLOWED, _ALLOWED_S = 2.0, 5.0  # times the duration at top speed, plus s
+RESPONSE_S = 3.0  # a goal or its cancel that is unanswered for this long ends the run and stops the robot
 _LEAST_SHARE = 0.5  # of the action; a robot that got less far counts as blocked
 
 
@@ -26,9 +27,6 @@ class Nav2Settings:
 
     forward: str = option(
         "drive_on_heading", "the goal for a drive ahead; turns are always spin", choices=FORWARD_GOALS
-    )
-    response_s: float = option(
-        3.0, "a run ends, and the robot is stopped, when a goal or its cancel is unanswered for this long, s", 0.5, 30.0
     )
 
 
@@ -87,10 +85,9 @@ class GoalExecutor:
     ``goal``: the newest one. ``lost``: why nothing more can be asked of the navigator in this run; empty while it can.
     """
 
-    def __init__(self, response_s: float) -> None:
+    def __init__(self) -> None:
         self.goal: MotionGoal | None = None
         self.lost = ""
-        self._response_s = response_s
         self._state = _State.IDLE
         self._number = 0  # of the newest goal; an answer to an older one is ignored
         self._now = self._since = 0.0  # ``_since``: the navigator owes an answer
@@ -169,7 +166,7 @@ class GoalExecutor:
         if not self.busy:
             return
         assert self.goal is not None
-        waited, limit = now - self._since, self._response_s
+        waited, limit = now - self._since, RESPONSE_S
         if self._state is _State.ACTIVE and not self._stopping:
             if waited > self.goal.time_allowance + limit:
                 self.stop()

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import math
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
+from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
 _ROUNDING = 1e-3  # m and rad, on an action's amount
 _CREEP = 0.03  # m/s and rad/s in a direction the action does not have, for rounding
+_DISTANCE_MARGIN, _ANGLE_MARGIN = 0.3, math.radians(20.0)  # m and rad; an action may be exceeded by this much
+_LONGEST_S = 20.0  # of an action
 _OVER_S = 3.0  # an action is over when the command, after motion, has been zero for this long
 _OBEYED_S = 1.0  # a refusal is over when the command has been zero for this long
 _TRAIL_CELL = 0.1  # m; the trail keeps one place per cell
-_TRAIL_LEAST = 0.2  # m; a smaller distance would be finer than the cells
 _TRAIL_MOST = 100_000  # cells (1000 m^2); then the trail starts again
 
 
@@ -25,14 +26,14 @@ class ActionGuard:
     A refusal lasts until the next admissible action, or until navigation has commanded zero for a while.
     """
 
-    def __init__(self, limits: SafetyLimits, action_s: float, fallback: Fallback) -> None:
+    def __init__(self, limits: SafetyLimits, fallback: str) -> None:
         self.refusal: tuple[Cause, str] | None = None
         self.action: Action | None = None
         self.verified = True  # the target verified the action under way
         self._unverified_in_a_row = 0
         self._retracing = False
-        self._trail = Trail(limits.distance_margin)
-        self.adopt(limits, action_s, fallback)
+        self._trail = Trail()
+        self.adopt(limits, fallback)
         self._began = -math.inf
         self._observed = -math.inf  # stamp of the newest picture that was acted upon
         self._pose: Pose | None = None
@@ -41,10 +42,8 @@ class ActionGuard:
         self._moved = False
         self._zero_since: float | None = None
 
-    def adopt(self, limits: SafetyLimits, action_s: float, fallback: Fallback) -> None:
-        """:param action_s: longest time of an action, s."""
-        self._limits, self._action_s, self._fallback = limits, action_s, fallback
-        self._trail.within = limits.distance_margin
+    def adopt(self, limits: SafetyLimits, fallback: str) -> None:
+        self._limits, self._fallback = limits, fallback
 
     @property
     def drives_ahead(self) -> bool:
@@ -90,7 +89,7 @@ class ActionGuard:
 
     def _needs_verification(self, verified: bool, retracing: bool) -> str:
         """Why an unverified action is refused; empty when it is verified or the fallback allows it."""
-        fallback, most = self._fallback.fallback, self._fallback.unverified_replies
+        fallback = self._fallback
         if retracing:
             sentence = f"Navigation wants to go back the way it came, but the fallback is '{fallback}'."
             return "" if fallback == "return" else sentence
@@ -98,9 +97,9 @@ class ActionGuard:
             return ""
         if fallback != "draft_only":
             return "The target did not verify the action."
-        if self._unverified_in_a_row < most:
+        if self._unverified_in_a_row < MOST_UNVERIFIED:
             return ""
-        return f"The target did not verify the action, and there were {most} such in a row already."
+        return f"The target did not verify the action, and there were {MOST_UNVERIFIED} such in a row already."
 
     def _take(self, action: Action, verified: bool, now: float) -> None:
         limits = self._limits
@@ -121,8 +120,7 @@ class ActionGuard:
         """The motion to send: as commanded for a verified action, slower for an unverified one."""
         if self.verified:
             return motion
-        share, limits = self._fallback.fallback_speed, self._limits
-        return motion.within(share * limits.speed, share * limits.turn_rate)
+        return motion.within(UNVERIFIED_SPEED * self._limits.speed, UNVERIFIED_SPEED * self._limits.turn_rate)
 
     def taken_over(self) -> None:
         """The operator drives: the action is over, and the operator's path joins the trail."""
@@ -165,8 +163,8 @@ class ActionGuard:
             return
         if self.action is None:
             self._refuse(Cause.NO_ACTION, "Navigation commands motion, but no verified action is under way.")
-        elif now - self._began > self._action_s:
-            self._refuse(Cause.NO_ACTION, f"'{format_action(self.action)}' is not over after {self._action_s:.0f} s.")
+        elif now - self._began > _LONGEST_S:
+            self._refuse(Cause.NO_ACTION, f"'{format_action(self.action)}' is not over after {_LONGEST_S:.0f} s.")
         else:
             reason = self._beyond(self.action, motion)
             if reason:
@@ -189,17 +187,16 @@ class ActionGuard:
         travelled = 0.0
         if self._pose is not None and self._start is not None:
             travelled = math.hypot(self._pose.x - self._start.x, self._pose.y - self._start.y)
-        margin = limits.angle_margin
         if action.kind is ActionKind.STOP:
             return "it stands"
         if self._retracing and not (self._pose is None or self._trail.near(self._pose.x, self._pose.y)):
             return "the robot has left the way it came"
-        if travelled > action.metres + limits.distance_margin:
+        if travelled > action.metres + _DISTANCE_MARGIN:
             return f"the robot has got {travelled:.2f} m away already"
         if action.kind is ActionKind.FORWARD:
             if motion.vx < -_CREEP:
                 return "backwards"
-            if abs(self._turned) > margin:
+            if abs(self._turned) > _ANGLE_MARGIN:
                 return "the robot has turned away"
             return ""
         sense = math.copysign(1.0, action.radians)
@@ -207,16 +204,15 @@ class ActionGuard:
             return "not on the spot"
         if motion.wz * sense < -_CREEP:
             return "the other way"
-        if self._turned * sense > abs(action.radians) + margin:
+        if self._turned * sense > abs(action.radians) + _ANGLE_MARGIN:
             return f"the robot has turned {math.degrees(abs(self._turned)):.0f} degrees already"
         return ""
 
 
 class Trail:
-    """Where the robot has been, to ``within`` a distance (m): its way back may lead nowhere else."""
+    """Where the robot has been: its way back may lead nowhere else."""
 
-    def __init__(self, within: float) -> None:
-        self.within = within
+    def __init__(self) -> None:
         self._places: dict[tuple[int, int], tuple[float, float]] = {}
 
     def add(self, x: float, y: float) -> None:
@@ -225,12 +221,11 @@ class Trail:
         self._places.setdefault((math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)), (x, y))
 
     def near(self, x: float, y: float) -> bool:
-        within = max(self.within, _TRAIL_LEAST)
         column, row = math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)
-        reach = math.ceil(within / _TRAIL_CELL)
+        reach = math.ceil(_DISTANCE_MARGIN / _TRAIL_CELL)
         return any(
             (place := self._places.get((column + i, row + j))) is not None
-            and math.hypot(place[0] - x, place[1] - y) <= within
+            and math.hypot(place[0] - x, place[1] - y) <= _DISTANCE_MARGIN
             for i in range(-reach, reach + 1)
             for j in range(-reach, reach + 1)
         )

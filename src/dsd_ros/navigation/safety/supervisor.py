@@ -2,8 +2,8 @@
 """The safety supervisor's decisions: whose command goes to the robot, and whether it may move it.
 
 An operator's command takes precedence over navigation's while it is fresh. Navigation's command is passed on only
-while no :class:`~dsd_ros.navigation.safety.Cause` holds and the action under way allows it. Unknown counts as bad:
-before the first pose, picture or heartbeat nothing moves.
+while no :class:`~dsd_ros.navigation.safety.causes.Cause` holds and the action under way allows it. Unknown counts as
+bad: before the first pose, picture or heartbeat nothing moves.
 
 Pure. Every event carries ``now``, steady time in seconds. The caller serializes its calls, and calls
 :meth:`Supervisor.decide` after each event and at short intervals.
@@ -14,16 +14,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dsd_ros.navigation.actions import Action
-from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.guard import ActionGuard
-from dsd_ros.navigation.records import ClockWatch, Moment
-from dsd_ros.navigation.safety import (
+from dsd_ros.navigation.run.actions import Action
+from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.records import ClockWatch, Moment
+from dsd_ros.navigation.safety.causes import (
     BINDS_OPERATOR,
+    FALLBACKS,
     SEVERITY,
     STILL,
     Cause,
-    Fallback,
     Motion,
     Requirements,
     SafetyLimits,
@@ -33,6 +32,7 @@ from dsd_ros.navigation.safety import (
     names,
     plausible,
 )
+from dsd_ros.navigation.safety.guard import ActionGuard
 
 _STALL_S = 0.3  # after no call for this long, this process itself was frozen
 _DISTRUST_S = 0.1  # how long after a stall queued inputs are not taken for fresh
@@ -97,12 +97,12 @@ class Supervisor:
         timeouts: Timeouts | None = None,
         limits: SafetyLimits | None = None,
         required: Requirements | None = None,
-        fallback: Fallback | None = None,
+        fallback: str = FALLBACKS[0],
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or SafetyLimits()
         self._required = required or Requirements()
-        self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback or Fallback())
+        self._guard = ActionGuard(self._limits, fallback)
         self._called = -math.inf
         self._distrust_until = -math.inf
         self._emergency = self._fault = self._strangers = ""
@@ -122,10 +122,10 @@ class Supervisor:
         self._spoken = -math.inf
         self._clock: ClockWatch | None = None
 
-    def adopt(self, timeouts: Timeouts, limits: SafetyLimits, fallback: Fallback) -> None:
+    def adopt(self, timeouts: Timeouts, limits: SafetyLimits, fallback: str) -> None:
         """Judge by other settings from now on, the action under way too."""
         self._timeouts, self._limits = timeouts, limits
-        self._guard.adopt(limits, timeouts.action_s, fallback)
+        self._guard.adopt(limits, fallback)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ class Supervisor:
     def decide(self, now: float) -> SafetyDecision:
         """The command that goes to the robot now, and whose it is."""
         self._trust(now)
-        navigation = self._navigation_seen.fresh(now, self._timeouts.command_s)
-        operator = self._operator_seen.fresh(now, self._timeouts.operator_s)
+        navigation = self._navigation_seen.fresh(now, self._timeouts.input_s)
+        operator = self._operator_seen.fresh(now, self._timeouts.input_s)
         if navigation and not operator:
             self._guard.judge(self._navigation, now)
         causes = self._causes(now, navigation, operator)
@@ -295,17 +295,17 @@ class Supervisor:
             found[Cause.SUPERVISOR_FAULT] = f"The supervisor failed in {self._fault}; it stops until it is reset."
         if self._strangers:
             found[Cause.FOREIGN_PUBLISHER] = self._strangers
-        held = self._deadman_held and self._deadman_seen.fresh(now, times.deadman_s)
+        held = self._deadman_held and self._deadman_seen.fresh(now, times.input_s)
         if required.deadman and not held:
             found[Cause.DEADMAN] = "The deadman is not held."
         if self._tilted:
             found[Cause.TILT] = f"The body leans more than {math.degrees(limits.tilt):.0f} degrees."
         if operator:
             found[Cause.OPERATOR] = "The operator drives the robot."
-        if not self._odometry.fresh(now, times.odometry_s):
-            found[Cause.ODOMETRY_STALE] = self._odometry.trouble("The odometry", now, times.odometry_s)
-        if required.imu and not self._imu.fresh(now, times.imu_s):
-            found[Cause.STATE_STALE] = self._imu.trouble("The robot's imu", now, times.imu_s)
+        if not self._odometry.fresh(now, times.input_s):
+            found[Cause.ODOMETRY_STALE] = self._odometry.trouble("The odometry", now, times.input_s)
+        if required.imu and not self._imu.fresh(now, times.input_s):
+            found[Cause.STATE_STALE] = self._imu.trouble("The robot's imu", now, times.input_s)
         if required.camera != "none" and not self._camera.fresh(now, times.camera_s):
             found[Cause.CAMERA_STALE] = self._camera.trouble("The camera", now, times.camera_s)
         self._look_ahead(found, now)
@@ -327,7 +327,7 @@ class Supervisor:
             found[self._guard.refusal[0]] = self._guard.refusal[1]
         if self._navigation.moving and not navigation:
             found[Cause.COMMAND_STALE] = (
-                f"Navigation fell silent while it moved the robot, for more than {times.command_s:.2f} s."
+                f"Navigation fell silent while it moved the robot, for more than {times.input_s:.2f} s."
             )
         return found
 
@@ -336,8 +336,8 @@ class Supervisor:
         if self._required.obstacle == "none":
             return
         limits, times = self._limits, self._timeouts
-        if not self._obstacle_seen.fresh(now, times.obstacle_s):
-            found[Cause.OBSTACLE_SENSOR_STALE] = self._obstacle_seen.trouble("The sensor ahead", now, times.obstacle_s)
+        if not self._obstacle_seen.fresh(now, times.input_s):
+            found[Cause.OBSTACLE_SENSOR_STALE] = self._obstacle_seen.trouble("The sensor ahead", now, times.input_s)
         if self._near and (self._guard.drives_ahead or self._navigation.vx > 0.0):
             found[Cause.OBSTACLE] = f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
 

@@ -19,12 +19,12 @@ action to carry out, ends it. After an operator has driven the robot, it observe
 
 from __future__ import annotations
 
-from dsd_ros.navigation.actions import Action, ActionKind, Grammar, format_action
-from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.decode_request import PendingRequest, ReplyRefused, check_reply
-from dsd_ros.navigation.executor import GoalExecutor
-from dsd_ros.navigation.motion import OscillationDetector, RobotMotion
-from dsd_ros.navigation.records import (
+from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, format_action
+from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity, stands
+from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
+from dsd_ros.navigation.run.executor import GoalExecutor
+from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
+from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,
     ClockWatch,
@@ -36,13 +36,17 @@ from dsd_ros.navigation.records import (
     Phase,
     RunStep,
 )
-from dsd_ros.navigation.retrace import Retrace
-from dsd_ros.navigation.safety import SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.retrace import Retrace
+from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, SafetyReport
 
 HISTORY = 8  # earlier steps that a request carries
 WAY_BACK = "back the way it came"
 _CLOCK_SET_S = 2.0  # so long after the clock was set pictures of before may come
+_ODOMETRY_S = 2.0  # a run ends after this long without the robot's pose
+_MOST_STUCK = 3  # blocked actions in a row
+_MOST_REPEATS = 3  # decisions for the same action at the same place
+_MOST_REVERSALS = 4  # reversed turns without a drive in between
 ARRIVAL_S = 2.0  # for the service check_arrival to answer
 _LOST = (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT)
 
@@ -77,7 +81,7 @@ class NavigationRun:
         self._hold = Hold(settings, moment.steady)
         self._pending = PendingRequest()
         self._announcer = Announcer(moment.steady)
-        self._oscillation = OscillationDetector(settings.max_repeats, settings.max_reversals)
+        self._oscillation = OscillationDetector(_MOST_REPEATS, _MOST_REVERSALS)
         self._early: DecodeAnswer | Failure | None = None  # kept until the robot is at rest
         self._decided_at = Pose(0.0, 0.0, 0.0)
         self._past: list[RunStep] = []  # for the next request's history
@@ -90,7 +94,6 @@ class NavigationRun:
         """Go on with other settings; the action under way goes on at its new speed."""
         self._settings, self._motion_settings = settings, motion
         self._hold.settings = settings
-        self._oscillation.repeats, self._oscillation.reversals = settings.max_repeats, settings.max_reversals
         if self._robot.motion is not None:
             self._robot.motion.settings = self._pace
 
@@ -98,7 +101,7 @@ class NavigationRun:
     def _pace(self) -> MotionSettings:
         """The settings of the motion under way or next: slower for what the target has not verified."""
         verified = self.phase is Phase.SETTLING or (self.phase is Phase.EXECUTING and self.steps[-1].verified)
-        return self._motion_settings if verified else self._motion_settings.slower(self._settings.fallback_speed)
+        return self._motion_settings if verified else self._motion_settings.slower(UNVERIFIED_SPEED)
 
     @property
     def ended(self) -> bool:
@@ -209,8 +212,8 @@ class NavigationRun:
         held = self._hold.lasting(now, self.phase in (Phase.EXECUTING, Phase.RETRACING))
         if held and not self._goes_on_without_link(held):
             self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {held}")
-        elif now - self._odometry_time > settings.odometry_timeout_s:
-            sentence = f"The robot has not reported its pose for {settings.odometry_timeout_s:.1f} s."
+        elif now - self._odometry_time > _ODOMETRY_S:
+            sentence = f"The robot has not reported its pose for {_ODOMETRY_S:.1f} s."
             if self._clock.stands(now):
                 sentence += " The clock of the stamps stands still, too: is the simulation paused?"
             self.end(RunOutcome.ODOMETRY_LOST, f"{sentence}{self._bad_odometry}")
@@ -280,7 +283,7 @@ class NavigationRun:
         if self._retrace is not None:
             if self._retrace.leg is not None:
                 return self._robot.begin(self._retrace.leg, self._pace, moment)
-            if self._motion_settings.still(self._robot.velocity):
+            if stands(self._robot.velocity):
                 self._next_leg(self._retrace)
         return None
 
@@ -303,7 +306,7 @@ class NavigationRun:
         action = motion.action
         stuck = self._robot.finish()
         self._stuck_in_a_row = self._stuck_in_a_row + 1 if stuck else 0
-        too_often = self._stuck_in_a_row >= self._settings.max_stuck
+        too_often = self._stuck_in_a_row >= _MOST_STUCK
         if self._retrace is not None:
             self._retrace.leg = None
             if too_often:
@@ -361,7 +364,7 @@ class NavigationRun:
 
     def _ask(self, not_before: float, moment: Moment) -> None:
         settings = self._settings
-        unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < settings.fallback_replies
+        unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < MOST_UNVERIFIED
         self._pending.ask(not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past))
 
     def _take(self, answer: DecodeAnswer, moment: Moment) -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dsd_ros.navigation.safety import DepthView
+from dsd_ros.navigation.safety.causes import DepthView
 
 _MAX_PIXELS, _MAX_SIDE, _MIN_FOCAL = 1e6, 8192, 1e-3  # pixels
 _KNOWN_SHARE = 0.5  # of the pixels that see the corridor; with fewer known ones, the distance is unknown
 _COLUMNS = 160  # width of the grid of pixels that is evaluated
+_OUTLIERS = 8  # this many nearer points on that grid count as noise
 _SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further away, more counts as floor
 
 # Metres per unit of each encoding (REP 118).
@@ -127,6 +128,6 @@ class DepthCorridor:
         body = (height > view.floor_clearance + _SLOPE * np.abs(ahead)) & (height < view.corridor_height)
         inside = body & (finite * self._aside < view.corridor_width / 2) & (ahead > 0.0)
         found = np.concatenate([ahead[inside], np.zeros(int((too_near & self._watched).sum()))])
-        if len(found) <= view.outlier_pixels:
+        if len(found) <= _OUTLIERS:
             return math.inf
-        return float(np.partition(found, view.outlier_pixels)[view.outlier_pixels])
+        return float(np.partition(found, _OUTLIERS)[_OUTLIERS])

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.run.actions import Action, ActionKind
 from dsd_ros.options import option
 
 
@@ -51,35 +51,28 @@ def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
 
 
 @dataclass(frozen=True)
-class ControlSettings:
-    """Rate of the velocity commands, and the time-out after which they are zero."""
-
-    control_rate: float = option(25.0, "rate of cmd_vel_dsd messages, Hz", 20.0, 100.0)
-    watchdog_timeout_s: float = option(0.5, "zero is sent this long after the last command or odometry, s", 0.1, 0.5)
-
-
-@dataclass(frozen=True)
 class MotionSettings:
-    """Limits and tolerances of a motion."""
+    """Limits of a motion."""
 
     speed: float = option(0.5, "top speed ahead, m/s", 0.05, 1.5)
     turn_rate: float = option(0.5235987, "top turn rate, rad/s", 0.08, 2.1)
     acceleration: float = option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
     turn_acceleration: float = option(1.5707963, "angular acceleration and braking, rad/s^2", 0.17, 6.3)
-    distance_tolerance: float = option(0.01, "a drive is done this close to its end, m", 0.002, 0.1)
-    angle_tolerance: float = option(0.0087266, "a turn is done this close to its end, rad", 0.0017, 0.088)
-    rest_speed: float = option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
-    rest_turn_rate: float = option(0.0261799, "slower than this counts as standing, rad/s", 0.0017, 0.18)
     rest_s: float = option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
-    stuck_s: float = option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
-
-    def still(self, measured: Velocity) -> bool:
-        """Whether a robot with this measured velocity stands."""
-        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= self.rest_turn_rate
 
     def slower(self, share: float) -> MotionSettings:
         """The same settings with this share of the top speeds."""
         return replace(self, speed=self.speed * share, turn_rate=self.turn_rate * share)
+
+
+_DISTANCE_DONE, _ANGLE_DONE = 0.01, math.radians(0.5)  # m and rad; a motion this close to its end is done
+_STILL_SPEED, _STILL_TURN_RATE = 0.02, math.radians(1.5)  # m/s and rad/s; a slower robot stands
+STUCK_S = 1.5  # no progress for this long counts as stuck
+
+
+def stands(measured: Velocity) -> bool:
+    """Whether a robot with this measured velocity stands."""
+    return abs(measured.vx) <= _STILL_SPEED and abs(measured.wz) <= _STILL_TURN_RATE
 
 
 class MotionStatus(Enum):
@@ -169,7 +162,7 @@ class MotionController:
             return self._begin_rest(now)
         if progress > self._best + tolerance:
             self._best, self._best_time = progress, now
-        elif now - self._best_time > settings.stuck_s:
+        elif now - self._best_time > STUCK_S:
             self._blocked = True
             return self._begin_rest(now)
         top = max(top, self._speed - acceleration * step)  # where settings have lowered it
@@ -187,8 +180,8 @@ class MotionController:
         """Top speed, acceleration and tolerance of the motion, in m or rad."""
         settings = self.settings
         if not self._turning:
-            return settings.speed, settings.acceleration, settings.distance_tolerance
-        return (settings.turn_rate, settings.turn_acceleration, settings.angle_tolerance)
+            return settings.speed, settings.acceleration, _DISTANCE_DONE
+        return settings.turn_rate, settings.turn_acceleration, _ANGLE_DONE
 
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING
@@ -197,13 +190,12 @@ class MotionController:
         return AT_REST
 
     def _settle(self, measured: Velocity, now: float) -> None:
-        settings = self.settings
-        if not settings.still(measured):
+        if not stands(measured):
             self._still_since = None
             if now - self._settle_time > _REST_LIMIT_S:
                 self.status = MotionStatus.STUCK
             return
         if self._still_since is None:
             self._still_since = now
-        if now - self._still_since >= settings.rest_s:
+        if now - self._still_since >= self.settings.rest_s:
             self.status = MotionStatus.STUCK if self._blocked else MotionStatus.DONE

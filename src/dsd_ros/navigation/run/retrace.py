@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dsd_ros.navigation.actions import FORWARD_CM, TURN_DEGREES, Action, ActionKind
-from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.run.actions import FORWARD_CM, TURN_DEGREES, Action, ActionKind
+from dsd_ros.navigation.run.controller import Pose
 
 REACHED_M = 0.15  # with drives of 25 cm, 12.5 cm is about the nearest
 AIMED = math.radians(9.0)  # turns of 15 degrees leave up to 7.5, and odometry adds a little

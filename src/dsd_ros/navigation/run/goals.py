@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.run.settings import RunOutcome
 
 WHEN = ("never", "auto", "always")
 

@@ -7,12 +7,12 @@ import itertools
 import math
 from dataclasses import replace
 
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.controller import MotionController, MotionSettings, MotionStatus, Pose, Velocity, predict
-from dsd_ros.navigation.executor import DelegatedMotion, GoalExecutor
-from dsd_ros.navigation.odometry import SpeedEstimate
-from dsd_ros.navigation.records import STAMP_ROUNDING_S, Moment
-from dsd_ros.navigation.retrace import Path
+from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run.controller import MotionController, MotionSettings, MotionStatus, Pose, Velocity, predict
+from dsd_ros.navigation.run.executor import DelegatedMotion, GoalExecutor
+from dsd_ros.navigation.run.records import STAMP_ROUNDING_S, Moment
+from dsd_ros.navigation.run.retrace import Path
+from dsd_ros.navigation.safety.odometry import SpeedEstimate
 
 _MAX_PREDICTION_S = 0.3  # beyond this: a stalled sender, or another machine's clock
 _SAME_PLACE_M = 0.1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dsd_ros.navigation.controller import MotionSettings, unit_quaternion
+from dsd_ros.navigation.run.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
 
@@ -57,6 +57,8 @@ FALLBACK_HELP = (
     "when the link is lost: stop; draft_only: a few slow actions by the draft alone (not exact); return: back the way "
     "it came"
 )
+MOST_UNVERIFIED = 3  # actions in a row that draft_only allows
+UNVERIFIED_SPEED = 0.4  # of the top speeds, for what the target has not verified
 # These hold an operator's command at zero, too; the other causes are for an operator to solve.
 BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.DEADMAN, Cause.TILT})
 
@@ -87,6 +89,7 @@ class Motion:
 
 
 _REACTION_S = 0.2  # from a sensor's reading to the robot's reaction
+_BRAKING = 0.8  # m/s^2; towards an obstacle the robot is no faster than this can stop
 _APPROACH = 0.05  # m/s
 _FASTEST = 100.0  # m/s, rad/s
 _FURTHEST = 1e6  # m
@@ -99,18 +102,17 @@ STILL = Motion()
 class Timeouts:
     """How long inputs stay fresh. Those that stop a moving robot are limited to half a second."""
 
-    command_s: float = option(0.4, "navigation's command is valid for this long, s", 0.1, 0.5)
-    operator_s: float = option(0.4, "the operator's command is valid for this long, s", 0.1, 0.5)
+    input_s: float = option(
+        0.4,
+        "a command, the deadman's 'held', a pose, an IMU sample or a reading ahead is valid for this long, s",
+        0.1,
+        0.5,
+    )
     release_s: float = option(
         0.0, "a joystick at zero gives the robot back after this long, s; 0: when it falls silent", 0.0, 10.0
     )
-    deadman_s: float = option(0.4, "the deadman's 'held' is valid for this long, s", 0.1, 0.5)
-    odometry_s: float = option(0.4, "a pose is valid for this long, s", 0.1, 0.5)
-    imu_s: float = option(0.4, "an IMU sample is valid for this long, s", 0.1, 0.5)
     camera_s: float = option(0.4, "a picture counts as the present view for this long, s", 0.1, 5.0)
-    obstacle_s: float = option(0.4, "a range, scan or depth image is valid for this long, s", 0.1, 0.5)
     heartbeat_s: float = option(0.4, "a node's heartbeat is valid for this long, s (one comes every 0.1 s)", 0.15, 5.0)
-    action_s: float = option(20.0, "longest time of an action, s", 1.0, 120.0)
 
 
 @dataclass(frozen=True)
@@ -121,25 +123,12 @@ class SafetyLimits:
     turn_rate: float = option(MotionSettings.turn_rate, "navigation's top turn rate, rad/s", 0.08, 2.1)
     operator_speed: float = option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
     operator_turn_rate: float = option(1.0471975, "the operator's top turn rate, rad/s", 0.08, 3.2)
-    distance_margin: float = option(0.3, "a drive may exceed its action by this much, m", 0.05, 1.0)
-    angle_margin: float = option(0.3490658, "a turn may exceed its action by this much, rad", 0.034, 0.79)
     action_distance: float = option(0.75, "longest drive of one action, whatever the grammar says, m", 0.05, 1.0)
     action_angle: float = option(0.7853982, "widest turn of one action, whatever the grammar says, rad", 0.087, 1.6)
     observation_age_s: float = option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
     obstacle_distance: float = option(0.12, "no drive ahead with an obstacle nearer than this, m", 0.05, 3.0)
-    obstacle_braking: float = option(0.8, "speed towards an obstacle is limited to what this can stop, m/s^2", 0.1, 5.0)
-    obstacle_cone: float = option(0.6981317, "width of the sector of a scan that counts as ahead, rad", 0.017, 3.15)
     tilt: float = option(0.4363323, "largest lean of the body's z axis, rad", 0.087, 1.4)
     battery: float = option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """What navigation may do without a verified reply. The default, nothing, is exact."""
-
-    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
-    unverified_replies: int = option(3, "draft_only: most unverified actions in a row", 1, 20)
-    fallback_speed: float = option(0.4, "draft_only and return: fraction of navigation's top speeds", 0.05, 1.0)
 
 
 @dataclass(frozen=True)
@@ -170,7 +159,6 @@ class DepthView:
     corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
     corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
     floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
-    outlier_pixels: int = option(8, "this many nearer points, on a grid 160 pixels wide, count as noise", 0, 1000)
 
 
 @dataclass(frozen=True)
@@ -254,7 +242,7 @@ def approach_speed(distance: float, limits: SafetyLimits) -> float:
     action that ends near an obstacle can be completed.
     """
     free = max(0.0, distance - limits.obstacle_distance)
-    a, t = limits.obstacle_braking, _REACTION_S
+    a, t = _BRAKING, _REACTION_S
     return max(_APPROACH, a * (math.sqrt(t * t + 2.0 * free / a) - t))
 
 

@@ -138,14 +138,17 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
     settings = replace(recorded, **other)
     if not recorded.sampling.greedy:
         _check_draws(recorded, settings, [step.reply for step, _ in steps])
-    models = (
-        _recorded(run, node, kind, "model.", {"path": path} if path else {})
-        for node, kind, path in (
-            ("draft_node", DraftModelSettings, options.draft_model),
-            ("verifier_node", TargetModelSettings, options.target_model),
-        )
+    draft = {"path": options.draft_model} if options.draft_model else {}
+    target = {"path": options.target_model} if options.target_model else {}
+    return ReplayTask(
+        bag,
+        run,
+        steps,
+        settings,
+        _recorded(run, "draft_node", DraftModelSettings, "model.", draft),
+        _recorded(run, "verifier_node", TargetModelSettings, "model.", target),
+        notes,
     )
-    return ReplayTask(bag, run, steps, settings, *models, notes)
 
 
 def replay(task: ReplayTask) -> Iterator[StepComparison]:
@@ -191,13 +194,12 @@ def settings_of(run: Run) -> DecodeSettings:
 
     :raises BagError: when they are not valid in this version.
     """
-    given: dict[str, Any] = {}
-    if not any(name.startswith("decode.") for name in run.parameters_of("draft_node")) and run.requests:
+    other: dict[str, Any] = {}
+    if not any(name.startswith("decode.") for name in run.parameters_of("draft_node")):
         names = ("mode", "proof", "temperature", "top_k", "top_p", "seed", "max_tokens")
-        given = {name: getattr(run.requests[-1], name) for name in names}
-    elif not run.parameters_of("draft_node"):
-        given = {"mode": str(run.steps[-1].stats["mode"])}
-    return _recorded(run, "draft_node", DecodeSettings, "decode.", given)
+        other = {name: getattr(request, name) for request in run.requests[-1:] for name in names}
+        other = other or {"mode": str(run.steps[-1].stats["mode"])}
+    return _recorded(run, "draft_node", DecodeSettings, "decode.", other)
 
 
 def _recorded(run: Run, node: str, kind: type[_Settings], prefix: str, other: dict[str, Any]) -> _Settings:

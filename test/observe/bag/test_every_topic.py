@@ -89,10 +89,12 @@ def test_it_asks_what_the_shipped_bag_asks(everything):
     run, recorded = read_run(bag), read_run(own)
     assert bag.whole and not bag.notes
     task, expected = prepare(bag, run, ReplayOptions()), prepare(own, recorded, ReplayOptions())
-    assert task.settings == expected.settings and task.draft == expected.draft
-    for (step, picture), (other, wanted) in zip(task.steps, expected.steps, strict=True):
-        assert (step.tokens, step.stamp, step.instruction) == (other.tokens, other.stamp, other.instruction)
-        assert history_of(run, step) == history_of(recorded, other)
+    assert task.draft == expected.draft and task.target == expected.target
+    for name in ("mode", "proven_by", "sampling", "seed"):
+        assert getattr(task.settings, name) == getattr(expected.settings, name)
+    for (step, picture), (same, wanted) in zip(task.steps, expected.steps, strict=True):
+        assert (step.tokens, step.stamp, step.instruction) == (same.tokens, same.stamp, same.instruction)
+        assert history_of(run, step) == history_of(recorded, same)
         assert np.array_equal(read_picture(picture), read_picture(wanted))
 
 

@@ -76,8 +76,8 @@ class OverlayPainter:
     def frame(self, image: np.ndarray, overlay: Overlay, canvas: np.ndarray | None = None) -> np.ndarray:
         """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay; below it tokens and figures.
 
-        A very tall picture is scaled to a bounded height and centred on black. ``canvas``, of :meth:`shape`, is drawn on
-        instead of a new array; when it is reused, its panel must be unchanged since the last call.
+        A very tall picture is scaled to a bounded height and centred on black. ``canvas``, of :meth:`shape`, is drawn
+        on instead of a new array; when it is reused, its panel must be unchanged since the last call.
         """
         self._write(overlay)
         rows, width, _ = shape = self.shape(image)

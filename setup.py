@@ -122,7 +122,7 @@ setup(
     package_dir={"": "src"},
     packages=find_packages("src", include=[NAME, f"{NAME}.*"]),
     include_package_data=True,
-    package_data={NAME: ["py.typed", "observe/view/page.html"]},
+    package_data={NAME: ["py.typed", "observe/bag/report.html", "observe/view/page.html"]},
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),

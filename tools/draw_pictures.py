@@ -40,10 +40,10 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.observe.bag.shown_run import feed_of
-from dsd_ros.observe.view.overlay import OverlayPainter, draw_legend, draw_tokens
+from dsd_ros.observe.view.figures import ReplyFigures
+from dsd_ros.observe.view.overlay import INK, OverlayPainter, blank, draw_legend, draw_tokens, line_height, write
 from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 from dsd_ros.observe.view.timeline import draw_timeline, spans_of
-from dsd_ros.observe.view.typeset import INK, PAPER, blank, line_height, write
 from dsd_ros.observe.view.web import WebServer
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
@@ -136,7 +136,7 @@ def draw_rounds(replies: Sequence[tuple[str, ShownReply]], width: int = WIDTH) -
     parts = []
     for (title, reply), whole in zip(replies, seconds, strict=True):
         head = blank(line_height(_SIZE) + 8, width)
-        write(head, 6, 5, title, _SIZE, INK, PAPER)
+        write(head, 6, 5, title, _SIZE, INK)
         tokens = blank(_TOKENS_HEIGHT, width)
         draw_tokens(tokens, reply, _SIZE, _TOKENS_HEIGHT)
         lanes = draw_timeline(reply, _MARGIN + round((width - _MARGIN) * whole / max(seconds)))
@@ -198,8 +198,8 @@ def draw_overlay() -> Image.Image:
         decoded = session.decode(view, DEMO_INSTRUCTION)
         reply = reply_of(decoded, lambda token: session.text([token]))
     shown = Overlay(
-        replace(reply, instruction=DEMO_INSTRUCTION), link="session open, mode fsd", link_ok=True, mode="fsd",
-        tau=decoded.tau, seconds=decoded.seconds, age=decoded.seconds,
+        replace(reply, instruction=DEMO_INSTRUCTION), link="session open, mode fsd", link_ok=True,
+        newest=ReplyFigures("fsd", tau=decoded.tau, seconds=decoded.seconds, observation_age=decoded.seconds),
     )  # fmt: skip
     lost = replace(
         shown, causes=("The link to the verifier is lost",), stopped=True, link="the link broke", link_ok=False

@@ -21,8 +21,6 @@ OTHERS = {
     ("decoding/settings.py", "SamplingSettings", "top_p"): "where the default of top_p stands",
     ("dragon/answers.py", "AnswerStatistics", "attempts"): "a count",
     ("dragon/documents/embedding.py", "__init__", "device"): "the embedding's",
-    ("observe/bag/reader.py", "repair", "storage"): "a bag without metadata",
-    ("observe/bag/writer.py", "__init__", "storage"): "the first of STORAGES",
     ("robot/go2/protocol.py", "robot_state", "velocity_frame"): "the protocol's",
     ("robot/sim/driver.py", "__init__", "rate"): "simulated seconds per second, without a node",
     ("ros/running.py", "run_main", "threads"): "of an executor",

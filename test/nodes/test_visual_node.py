@@ -21,8 +21,8 @@ from dsd_ros.edge.results import RoundRecord
 from dsd_ros.nodes.draft_node import ReplyPublisher, shortened
 from dsd_ros.observe.ros import visual_messages
 from dsd_ros.observe.ros.live import round_from, step_from
+from dsd_ros.observe.view.overlay import ACCEPTED, REJECTED
 from dsd_ros.observe.view.state import Overlay, ShownMemory, ShownStep
-from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.sim.world import World

@@ -14,8 +14,8 @@ from PIL import Image
 
 from dsd_lab.figures.runs import shipped
 from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.observe.view.overlay import AHEAD, OWN
 from dsd_ros.observe.view.timeline import HIT, VERIFY, spans_of
-from dsd_ros.observe.view.typeset import AHEAD, OWN
 from dsd_ros.robot.sim.world import World
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -63,11 +63,11 @@ class Maker:
         return []
 
 
-def text_bag(folder: Path, count: int, storage: str = "mcap", **options: Any) -> list[bytes]:
+def text_bag(folder: Path, count: int) -> list[bytes]:
     """A bag of ``count`` strings, one a millisecond; their bytes."""
     maker = Maker()
     kind = "std_msgs/msg/String"
-    writer = BagWriter(folder, definition, storage, **options)
+    writer = BagWriter(folder, definition)
     writer.set_metadata("versions", '{"dsd_ros": "x"}')
     sent = []
     for number in range(count):
@@ -87,7 +87,8 @@ from bag_maker import Maker
 from dsd_ros.observe.ros.message_types import definition
 from dsd_ros.observe.bag.writer import BagWriter
 maker, kind = Maker(), "std_msgs/msg/String"
-writer = BagWriter(Path(sys.argv[1]), definition, sys.argv[2])
+writer = BagWriter(Path(sys.argv[1]), definition)
+writer.set_metadata("versions", "{}")
 number = 0
 while True:
     data = maker.cdr(kind, maker.make(kind, data=f"{number:06d} " + "y" * 300))
@@ -99,11 +100,11 @@ while True:
 """
 
 
-def killed_bag(folder: Path, storage: str) -> int:
+def killed_bag(folder: Path) -> int:
     """A bag whose writer is killed in full flight; how many messages it had saved by then, at least."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
     code = f"import sys; sys.path[:0] = {paths!r}\n{_KILLED}"
-    command = [sys.executable, "-c", code, str(folder), storage]
+    command = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         saved = 0
@@ -130,7 +131,6 @@ def make_bag(
     parameters=None,
     temperature=0.0,
     replies=(1, 2),
-    storage="mcap",
     reply_text=REPLY,
     grammar="",
     answer="",
@@ -138,7 +138,7 @@ def make_bag(
 ):
     """A run of two steps, in a namespace; the second step's picture is missing."""
     maker = Maker()
-    writer = BagWriter(folder, definition, storage)
+    writer = BagWriter(folder, definition)
     if parameters is not None:
         writer.set_metadata("parameters", json.dumps({"/go2_1/draft_node": parameters}))
     now = 100 * SECOND

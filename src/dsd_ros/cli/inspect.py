@@ -24,20 +24,17 @@ class InspectArguments:
     )
     rounds: bool = flag(False, "print every round as well")
     json: Path | None = json_option("all of it")
-    html: Path | None = file_option("write a report with plots and pictures, in one file")
-    png: Path | None = file_option("write the plots alone")
-    csv: Path | None = file_option("write a row per round")
+    html: Path | None = file_option("write a report with pictures, in one file")
     view: bool = flag(False, "show the run in the live page, in this machine's browser, until Ctrl-C")
-    repair: Path | None = file_option("write what can be read as a new, complete bag", "DIR")
 
 
 def command(args: InspectArguments) -> int:
-    """What happened in a recorded run: figures, tables, plots; even if the bag's end is missing.
+    """What happened in a recorded run: figures and tables; even if the bag's end is missing.
 
     Needs no ROS: the bag contains its message definitions. Exits with 1 when a part of the bag is missing or damaged.
     """
     from dsd_ros.observe.bag.reader import open_bag
-    from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
+    from dsd_ros.observe.bag.report import as_json, round_lines, step_lines, summary_lines
     from dsd_ros.observe.bag.run import read_run
 
     bag = open_bag(args.bag, args.namespace or None)
@@ -47,19 +44,10 @@ def command(args: InspectArguments) -> int:
         lines += ["", *round_lines(run)]
     print(shown("\n".join(lines), keep=LINES))
     write_json(args.json, as_json(run))
-    if args.csv is not None:
-        args.csv.write_text(as_csv(run), encoding="utf-8")
-    if args.html is not None or args.png is not None:
-        from dsd_ros.observe.bag.plots import draw, page
+    if args.html is not None:
+        from dsd_ros.observe.bag.html_report import page
 
-        if args.png is not None:
-            args.png.write_bytes(draw(run))
-        if args.html is not None:
-            args.html.write_text(page(run), encoding="utf-8")
-    if args.repair is not None:
-        from dsd_ros.observe.bag.reader import repair
-
-        print(f"\n{args.repair}: {repair(bag, args.repair)} messages")
+        args.html.write_text(page(run), encoding="utf-8")
     if args.view:
         _show(run)
     return EXIT_DONE if bag.whole else EXIT_GOAL_MISSED

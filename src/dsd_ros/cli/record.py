@@ -8,13 +8,11 @@ import signal
 import threading
 
 from dsd_ros.cli.arguments import arguments, flag, word
-from dsd_ros.ros.bringup import STORAGES
 
 
 @arguments
 class RecordArguments:
     directory: str = word(text="folder to make; it must not exist yet")
-    storage: str = flag(STORAGES[0], "file format of the bag", choices=STORAGES)
     camera_hz: float = flag(
         0.0, "pictures to keep per second, besides those that replies are about; 0: all of them", metavar="HZ"
     )
@@ -36,12 +34,7 @@ def command(args: RecordArguments) -> int:
     from dsd_ros.ros.bringup import PER_ROBOT
     from dsd_ros.ros.running import run_node
 
-    given = {
-        "directory": args.directory,
-        "storage": args.storage,
-        "camera_hz": args.camera_hz,
-        "topics": ",".join(args.topic),
-    }
+    given = {"directory": args.directory, "camera_hz": args.camera_hz, "topics": ",".join(args.topic)}
     if args.seconds > 0.0:
         end = threading.Timer(args.seconds, lambda: os.kill(os.getpid(), signal.SIGINT))
         end.daemon = True

@@ -178,11 +178,11 @@ class RecordNode(RunnableNode):
 
     def _write(self, started: queue.SimpleQueue[str]) -> None:
         try:
-            bag = BagWriter(user_path(self._settings.directory), definition, self._settings.storage)
+            bag = BagWriter(user_path(self._settings.directory), definition)
             bag.set_metadata("versions", json.dumps(versions()))
             settings = {"camera_hz": self._settings.camera_hz, "camera": "raw as png, compressed unchanged"}
             bag.set_metadata("recording", json.dumps(settings))
-        except (RecordError, OSError, ValueError) as error:
+        except ValueError as error:
             started.put(str(error))
             return
         started.put("")

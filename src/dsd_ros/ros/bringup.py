@@ -22,7 +22,6 @@ from dsd_ros.ros.launch_standin import Values, text, truth
 from dsd_ros.shown import meant
 
 TRANSPORTS = ("dds", "websocket")
-STORAGES = ("mcap", "sqlite3")  # of bags
 DEMO_SEED = 24  # of a world where the shipped target does not depend on how exactly a turn ends
 DEMO_INSTRUCTION = "find the silver bottle"
 SYSTEMS = ("demo", "robot", "verifier")  # launch/NAME.launch.py

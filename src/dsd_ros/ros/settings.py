@@ -42,7 +42,7 @@ from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
-from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
+from dsd_ros.ros.bringup import TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -368,7 +368,6 @@ class RecordNodeSettings(CameraSettings):
     live: ClassVar = ("camera_hz", "queue_mb")
 
     directory: str = option("", "folder to create for the bag; it must not exist")
-    storage: str = option(STORAGES[0], "file format of the bag", choices=STORAGES)
     camera_hz: float = option(0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1e3)
     topics: str = option("", "further topics of any type, separated by commas")
     queue_mb: int = option(64, "room for messages waiting for the disk, MB; others are dropped and counted", 1, 4096)

@@ -10,20 +10,23 @@ import pytest
 from views_sample import picture, sample_overlay, sample_reply, sample_stream, share
 
 from dsd_ros.observe.view.figures import ReplyFigures
-from dsd_ros.observe.view.overlay import PANEL_HEIGHT, OverlayPainter, fates_of, panel, token_run
-from dsd_ros.observe.view.state import Overlay, Round, ShownReply
-from dsd_ros.observe.view.typeset import (
+from dsd_ros.observe.view.overlay import (
     ACCEPTED,
     AHEAD,
     ALARM,
     CALM,
     OWN,
+    PANEL_HEIGHT,
     REJECTED,
-    line_height,
+    OverlayPainter,
+    fates_of,
+    panel,
     shortened,
-    sprite,
+    text_width,
+    token_run,
     wrapped,
 )
+from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 
 
 def test_a_canvas_drawn_on_again_shows_what_is_new():
@@ -31,9 +34,9 @@ def test_a_canvas_drawn_on_again_shows_what_is_new():
     canvas = np.empty(painter.shape(image), np.uint8)
     first, later = sample_overlay(), replace(sample_overlay(), newest=ReplyFigures(tau=9.75), action="stop")
     for shown, lit in ((first, image), (first, image // 2), (later, image // 2), (first, image)):
-        painter.frame(lit, shown, True, canvas)
+        painter.frame(lit, shown, canvas)
         assert np.array_equal(canvas, OverlayPainter(336).frame(lit, shown))
-    other = painter.frame(image, first, True, np.empty_like(canvas))
+    other = painter.frame(image, first, np.empty_like(canvas))
     assert np.array_equal(other, canvas)
 
 
@@ -44,7 +47,7 @@ def test_no_shape_of_picture_takes_a_frame_larger_than_two_squares(size):
     frame = painter.frame(image, sample_overlay())
     assert frame.shape == painter.shape(image) and frame.shape[0] <= 2 * 480 + PANEL_HEIGHT
     canvas = np.full(frame.shape, 77, np.uint8)
-    assert np.array_equal(OverlayPainter(480).frame(image, sample_overlay(), True, canvas), frame)
+    assert np.array_equal(OverlayPainter(480).frame(image, sample_overlay(), canvas), frame)
     if size == (300, 100):  # three times as high as wide: 320 x 960, in the middle
         row = frame[400]
         assert (row[80:400] == 128).all() and not row[:80].any() and not row[400:].any()
@@ -105,11 +108,10 @@ def test_trouble_is_seen_from_afar():
     trouble = sample_overlay(
         link="no session", link_ok=False, causes=("the link is lost",), stopped=True, verified=False
     )
-    frame = OverlayPainter(480).frame(picture(), trouble, panel=False)
-    assert frame.shape == (320, 480, 3)
+    frame = OverlayPainter(480).frame(picture(), trouble)[:-PANEL_HEIGHT]
     assert share(frame[:27], ALARM) > 0.05
     assert share(frame[250:], ALARM) > 0.1  # the cause, over the reasoning
-    calm = OverlayPainter(480).frame(picture(), replace(trouble, stopped=False), panel=False)
+    calm = OverlayPainter(480).frame(picture(), replace(trouble, stopped=False))[:-PANEL_HEIGHT]
     assert share(calm[250:], ALARM) == 0.0
 
 
@@ -151,10 +153,9 @@ def test_the_newest_tokens_stay_visible():
 def test_lines_are_cut_to_their_room():
     assert shortened("short", 12, 200) == "short"
     cut = shortened("a long sentence that goes on and on", 12, 80)
-    assert cut.endswith("...") and sprite(cut, 12, ACCEPTED, CALM).width <= 80
+    assert cut.endswith("...") and text_width(cut, 12) <= 80
     lines = wrapped("one two three four five six seven eight nine ten", 12, 70, 2)
     assert len(lines) == 2 and lines[1].endswith("...")
-    assert sprite("Ag", 14, ACCEPTED, CALM).height == line_height(14)
 
 
 def test_a_pause_bounds_how_often_text_is_drawn():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from views_sample import sample_reply, sample_stream, share
 
+from dsd_ros.observe.view.overlay import ACCEPTED, AHEAD, OWN
 from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_timeline, exits_of, lanes_of, spans_of
-from dsd_ros.observe.view.typeset import ACCEPTED, AHEAD, OWN
 
 
 def of_round(spans, number):

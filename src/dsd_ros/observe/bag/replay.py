@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a bag into replay requests, and compare the replayed replies with the recorded ones."""
+"""Decode a bag's pictures again, in this process, and compare every reply with the recorded one. Needs no ROS."""
 
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dsd_ros.decoding.modes import Proof, streams
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.observe.bag.reader import Bag
-from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
+from dsd_ros.observe.bag.reader import Bag, BagError
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
-from dsd_ros.observe.bag.storage import BagError
+from dsd_ros.pictures import read_picture
+from dsd_ros.ros.settings import DraftModelSettings, ReplyGrammar, TargetModelSettings
+from dsd_ros.vlm.settings import ModelSettings
 
 _NEEDED = ("dsd/observation", "dsd/reply_progress", "dsd/decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
+_Settings = TypeVar("_Settings")
 
 
 @dataclass(frozen=True)
@@ -24,31 +29,31 @@ class ReplayOptions:
     """How to replay a bag; an empty option means as recorded."""
 
     mode: str = ""
-    transport: str = ""
     draft_model: str = ""
     target_model: str = ""
 
 
 @dataclass
 class ReplayTask:
-    """A prepared bag: its requests, each with its recorded step, and how to start the nodes."""
+    """A prepared bag: its recorded steps, their pictures (files), and how they are decoded."""
 
     bag: Bag
     run: Run
-    plan: ReplayPlan
-    mode: str
-    asked: list[tuple[RecordedStep, ReplayRequest]]
-    shareable: bool  # nodes that replayed another bag can be reused
+    steps: list[tuple[RecordedStep, bytes]]
+    settings: DecodeSettings
+    draft: ModelSettings
+    target: ModelSettings
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def first(self) -> int:
-        """Stamp of the first picture, ns."""
-        return self.asked[0][1].stamp
 
-    @property
-    def last(self) -> int:
-        return self.asked[-1][1].stamp
+@dataclass(frozen=True)
+class ReplayReply:
+    """The replayed reply."""
+
+    text: str
+    tokens: list[int]
+    rounds: int  # or passes
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,14 @@ class StepComparison:
     def lines(self) -> list[str]:
         """The difference as text."""
         step, reply = self.step, self.reply
-        about = f"picture of {_seconds(reply.stamp)}: {reply.text!r}" if reply.text else reply.message
         result = [
-            f"step {step.number}: {', '.join(self.changed)} changed",
-            f"  - recorded, picture of {_seconds(step.stamp)}: {step.text!r}",
-            f"  + replayed, {about}",
+            f"step {step.number}, picture of {_seconds(step.stamp)}: {', '.join(self.changed)} changed",
+            f"  - recorded: {step.text!r}",
+            f"  + replayed: {reply.text!r}",
         ]
         if "action" in self.changed:
             result.append(f"    action: {step.action or 'none'} -> {step.action_in(reply.text) or 'none'}")
-        if "tokens" in self.changed and step.tokens is not None and reply.tokens is not None:
+        if "tokens" in self.changed and step.tokens is not None:
             pairs = zip(step.tokens, reply.tokens, strict=False)
             shorter = min(len(step.tokens), len(reply.tokens))
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
@@ -98,7 +102,7 @@ class StepComparison:
 
 
 def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
-    """The replay requests of a recorded run.
+    """The steps of a recorded run that can be decoded again, and how.
 
     :raises BagError: when it has none, or cannot be replayed exactly with these options.
     """
@@ -114,14 +118,14 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
     # What the verifier received is what the draft saw, even where the camera's topic was JPEG, whose decoders differ.
     sent = {step.number: picture_sent(step) for step in wanted}
     pictures = pictures_of(bag, {step.stamp for step in wanted if sent[step.number] is None})
-    asked = []
+    steps = []
     for step in wanted:
         found = sent[step.number] or pictures.get(step.stamp)
         if found is None:
             notes.append(f"step {step.number} is left out: the bag lacks its picture")
             continue
-        asked.append((step, ReplayRequest(step.stamp, *found, step.instruction, history_of(run, step))))
-    if not asked:
+        steps.append((step, found))
+    if not steps:
         why = " ".join(f"{note[0].upper()}{note[1:]}." for note in notes) or "It has no complete reply."
         lacks = [bag.topic(name) for name in _NEEDED if bag.topic(name) not in bag.counts]
         if lacks:
@@ -132,19 +136,57 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
     if streams(options.mode):
         other |= {"proof": "preset", "shape": "preset"}
     settings = replace(recorded, **other)
-    sampled = not recorded.sampling.greedy
-    if sampled:
-        _check_draws(recorded, settings, [step.reply for step, _ in asked])
-    draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
-    draft |= {f"decode.{item.name}": getattr(settings, item.name) for item in fields(settings)}
-    verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
-    if options.draft_model:
-        draft["model.path"] = options.draft_model
-    if options.target_model:
-        verifier["model.path"] = options.target_model
-    transport = options.transport or str(run.steps[0].stats.get("transport", "dds"))
-    plan = ReplayPlan(transport if transport == "websocket" else "dds", draft, verifier)
-    return ReplayTask(bag, run, plan, settings.mode, asked, not sampled, notes)
+    if not recorded.sampling.greedy:
+        _check_draws(recorded, settings, [step.reply for step, _ in steps])
+    draft = {"path": options.draft_model} if options.draft_model else {}
+    target = {"path": options.target_model} if options.target_model else {}
+    return ReplayTask(
+        bag,
+        run,
+        steps,
+        settings,
+        _recorded(run, "draft_node", DraftModelSettings, "model.", draft),
+        _recorded(run, "verifier_node", TargetModelSettings, "model.", target),
+        notes,
+    )
+
+
+def replay(task: ReplayTask) -> Iterator[StepComparison]:
+    """Decode the steps again, with both models in this process; one comparison a step.
+
+    :raises ModelError: when a model cannot be loaded.
+    """
+    from dsd_ros.cloud.engine import in_process_channel
+    from dsd_ros.edge.session import EdgeSession
+    from dsd_ros.edge.settings import PATIENT_LINK
+    from dsd_ros.edge.vocabulary import Vocabulary
+    from dsd_ros.vlm.loading import load_model
+
+    about = task.run.parameters_of("draft_node")
+    tokenizer, frames = str(about.get("target_tokenizer", "")), int(about.get("history_frames", 0))
+    words = _recorded(task.run, "draft_node", ReplyGrammar, "", {})
+    seen: dict[int, np.ndarray] = {}
+    with (
+        in_process_channel(task.target) as channel,
+        EdgeSession(
+            channel,
+            load_model(task.draft),
+            task.settings,
+            PATIENT_LINK,
+            Vocabulary.load(tokenizer) if tokenizer else None,
+            words.form(task.settings.max_tokens),
+        ) as session,
+    ):
+        recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
+        if session.verifier is not None and recorded and session.verifier.target_fingerprint not in recorded:
+            task.notes.append("the target model is not the one it was recorded with")
+        for step, picture in task.steps:
+            image = read_picture(picture)
+            past = [(seen[stamp], action) for stamp, action in history_of(task.run, step) if stamp in seen]
+            if frames:
+                seen[step.stamp] = image
+            reply = session.decode(image, step.instruction, history=past[-frames:])
+            yield compare(step, ReplayReply(reply.text, reply.tokens, reply.rounds, reply.seconds))
 
 
 def settings_of(run: Run) -> DecodeSettings:
@@ -152,22 +194,22 @@ def settings_of(run: Run) -> DecodeSettings:
 
     :raises BagError: when they are not valid in this version.
     """
-    given = {
-        name.removeprefix("decode."): value
-        for name, value in run.parameters_of("draft_node").items()
-        if name.startswith("decode.")
-    }
-    if not given and run.requests:
-        request = run.requests[-1]
-        given = {
-            "mode": request.mode, "proof": request.proof, "temperature": request.temperature,
-            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed, "max_tokens": request.max_tokens,
-        }  # fmt: skip
-    if not given:
-        given = {"mode": str(run.steps[-1].stats["mode"])}
-    kinds = typing.get_type_hints(DecodeSettings)
+    other: dict[str, Any] = {}
+    if not any(name.startswith("decode.") for name in run.parameters_of("draft_node")):
+        names = ("mode", "proof", "temperature", "top_k", "top_p", "seed", "max_tokens")
+        other = {name: getattr(request, name) for request in run.requests[-1:] for name in names}
+        other = other or {"mode": str(run.steps[-1].stats["mode"])}
+    return _recorded(run, "draft_node", DecodeSettings, "decode.", other)
+
+
+def _recorded(run: Run, node: str, kind: type[_Settings], prefix: str, other: dict[str, Any]) -> _Settings:
+    """A group of a node's recorded parameters; ``other`` values count first, and defaults for what the bag lacks."""
+    parameters = run.parameters_of(node)
+    kinds = typing.get_type_hints(kind)
+    names = [item.name for item in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    given = {name: parameters[prefix + name] for name in names if prefix + name in parameters} | other
     try:
-        return DecodeSettings(**{name: kinds[name](value) for name, value in given.items() if name in kinds})
+        return kind(**{name: kinds[name](value) for name, value in given.items()})
     except (ValueError, TypeError, OverflowError) as error:
         raise BagError(f"{run.bag.path} was recorded with settings this version does not accept: {error}") from None
 
@@ -195,9 +237,7 @@ def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:
         changed.append("reply")
     if step.action_in(reply.text) != step.action:
         changed.append("action")
-    both = step.tokens is not None and reply.tokens is not None
-    same = step.tokens == reply.tokens if both else int(step.stats["tokens"]) == reply.count
-    if not same:
+    if reply.tokens != step.tokens and (step.tokens is not None or len(reply.tokens) != int(step.stats["tokens"])):
         changed.append("tokens")
     return StepComparison(step, reply, tuple(changed))
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize a recorded run: text, tables of steps and of passes or rounds, CSV and JSON."""
+"""Summarize a recorded run: text, tables of steps and of passes or rounds, and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -16,12 +14,6 @@ from dsd_ros.edge.results import SpeculativeDecoding
 from dsd_ros.observe.bag.run import Run
 from dsd_ros.observe.view.figures import percent
 from dsd_ros.shown import counted
-
-ROUND_COLUMNS = (
-    "step", "round", "drafted", "accepted", "depth", "draft_seconds", "wait_seconds", "verify_seconds",
-    "model_seconds", "sync_seconds", "bytes_up", "bytes_down", "source", "ready", "predrafts", "exits", "first_exit",
-)  # fmt: skip
-_STEP_COLUMNS = ("stamp_ns", "action", "reply_tokens", "reply_seconds", "reply_tau")
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -137,12 +129,15 @@ def step_lines(run: Run) -> list[str]:
 
 def round_lines(run: Run) -> list[str]:
     """One line per pass or round; durations in ms."""
-    rows = rounds_of(run)
-    table = table_of(rows, unit_of_run(run))
-    steps = ["step", *(str(row["step"]) for row in rows)]
+    rounds = [(step.number, found) for step in run.steps for found in step.rounds]
+    table = aligned(table_of((found for _, found in rounds), unit_of_run(run)))
+    return [f"{step:>4}  {line}" for step, line in zip(("step", *(number for number, _ in rounds)), table, strict=True)]
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """A line per row, its cells below those of the row before."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = zip(steps, (zip(cells, widths, strict=True) for cells in table), strict=True)
-    return [f"{step:>4}  {'  '.join(f'{cell:>{width}}' for cell, width in cells)}" for step, cells in lines]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in table]
 
 
 _COUNTS = ("drafted", "accepted")
@@ -162,29 +157,6 @@ def table_of(rounds: Iterable[Mapping[str, Any]], unit: str) -> list[list[str]]:
         table.append([number, drafted, accepted, *times, *rest, found.get("source") or "-", ready])
     used = [any(cell not in _EMPTY for cell in column) for column in zip(*table[1:], strict=True)]
     return [[cell for cell, wanted in zip(row, used, strict=False) if wanted] for row in table]
-
-
-def rounds_of(run: Run) -> list[dict[str, Any]]:
-    """Every pass or round of every reply as a flat row."""
-    rows = []
-    for step in run.steps:
-        of_step = (
-            step.stamp, step.action, step.stats["tokens"], step.stats["seconds"], step.stats["tau"],
-        )  # fmt: skip
-        for found in step.rounds:
-            row: dict[str, Any] = {name: found.get(name, 0) for name in ROUND_COLUMNS}
-            row |= {"step": step.number, "source": found.get("source", "")}
-            rows.append(row | dict(zip(_STEP_COLUMNS, of_step, strict=True)))
-    return rows
-
-
-def as_csv(run: Run) -> str:
-    """The rounds as CSV with a header line."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*ROUND_COLUMNS, *_STEP_COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rounds_of(run))
-    return text.getvalue()
 
 
 def as_json(run: Run) -> dict[str, Any]:

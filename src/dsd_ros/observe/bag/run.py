@@ -17,16 +17,14 @@ from PIL import Image
 from dsd_ros.navigation.run.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
 from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
-from dsd_ros.observe.bag.reader import Bag
+from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
-from dsd_ros.observe.bag.storage import BagError, Record
 from dsd_ros.pictures import raw_rgb
 from dsd_ros.shown import seconds_name
 from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 _CAUSES = {cause.value: cause.name for cause in Cause}
 _CAMERA = "camera/image_raw"  # and image_transport's topic below it
-_PNG = "rgb8; png compressed bgr8"
 _PATH_S = 0.1
 _SAME_STOP_S = 0.5
 _END = re.compile(r"[A-Z][A-Z_]+: ")  # outcome of a goal in the navigation node's diagnostics
@@ -133,42 +131,40 @@ def read_run(bag: Bag) -> Run:
     return run
 
 
-def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
-    """The camera's pictures with these stamps (ns), as file and format; missing ones are left out.
+def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, bytes]:
+    """The camera's pictures with these stamps (ns), as files; missing ones are left out.
 
     Of a picture that the bag has both raw and compressed, the raw one counts: it lost nothing.
     """
-    found: dict[int, tuple[bytes, str]] = {}
+    found: dict[int, bytes] = {}
     raw = bag.topic(_CAMERA)
     for record in bag.messages([raw, f"{raw}/compressed"]):
         try:
             stamp = header_stamp(record.data)
             if stamp in stamps and (stamp not in found or record.topic == raw):
                 message = bag.decode(record)
-                found[stamp] = (
-                    _as_png(raw_rgb(message)) if record.topic == raw else (message.data.tobytes(), str(message.format))
-                )
+                found[stamp] = _as_png(raw_rgb(message)) if record.topic == raw else message.data.tobytes()
         except (AttributeError, LookupError, ValueError):
             bag.damage(f"A picture on {record.topic} is damaged and left out.")
     return found
 
 
-def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
-    """A reply's picture as it was sent to the verifier, as PNG and format; None when it is unknown."""
+def picture_sent(step: RecordedStep) -> bytes | None:
+    """A reply's picture as it was sent to the verifier, as a file; None when it is unknown."""
     sent = step.seen
     if sent is None or not sent.picture:
         return None
-    if sent.encoding == "png":
-        return sent.picture, _PNG
-    if sent.encoding != "rgb8" or len(sent.picture) != 3 * sent.height * sent.width:
+    if sent.encoding != "rgb8":
+        return sent.picture
+    if len(sent.picture) != 3 * sent.height * sent.width:
         return None
     return _as_png(np.frombuffer(sent.picture, np.uint8).reshape(sent.height, sent.width, 3))
 
 
-def _as_png(pixels: np.ndarray) -> tuple[bytes, str]:
+def _as_png(pixels: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "png")
-    return out.getvalue(), _PNG
+    return out.getvalue()
 
 
 class _Reading:

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from dsd_ros.navigation.run.actions import ANY, action_of
+from dsd_ros.observe.bag.reader import BagError
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, stamp_of
-from dsd_ros.observe.bag.storage import BagError
 from dsd_ros.observe.view.events import (
     log_event,
     memory_event,

@@ -10,7 +10,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.observe.bag.run import header_stamp
-from dsd_ros.ros.images import ImageMessageError, from_compressed, from_rgb, to_rgb
+from dsd_ros.ros.images import ImageMessageError, to_rgb
 
 _HELD_S = 30.0  # a reply names its picture much sooner than that
 _HELD_BYTES = 96 << 20
@@ -26,13 +26,6 @@ def to_png(message: Image) -> CompressedImage:
     result = CompressedImage(header=message.header, format=f"{message.encoding}; png compressed bgr8")
     result.data.frombytes(data.tobytes())
     return result
-
-
-def from_bag(data: bytes, form: str) -> Image:
-    """An Image (empty header) from a picture's file and ``format`` in a bag. ImageMessageError if it is damaged."""
-    pixels = from_compressed(data, form)
-    encoding = form.split(";", maxsplit=1)[0].strip()
-    return from_rgb(pixels, encoding if encoding == "rgb8" else "bgr8")
 
 
 class PictureSelector:

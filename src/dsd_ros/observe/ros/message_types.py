@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import re
 from functools import cache
 from pathlib import Path
+
+from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
 
 _SEPARATOR = "=" * 80
 _FIELD = re.compile(r"^\s*([A-Za-z][\w/]*)(?:<=\d+)?(?:\[[^\]]*\])?\s+[A-Za-z]\w*")
@@ -43,15 +44,21 @@ def message_class(name: str) -> type:
 
 @cache
 def definition(name: str) -> tuple[str, str]:
-    """A type's definition and its RIHS01 hash ("" before ROS 2 Iron).
+    """A type's definition and its RIHS01 hash.
 
-    :raises TypeUnknown: when its .msg file, or that of a type it contains, is missing.
+    :raises TypeUnknown: when its .msg file, or that of a type it contains, is missing or cannot be read.
     """
     texts: dict[str, str] = {}
     _collect(name, texts)
     first, *others = texts
     parts = [texts[first], *(f"MSG: {'/'.join(_parts(other))}\n{texts[other]}" for other in others)]
-    return f"{_SEPARATOR}\n".join(part.rstrip("\n") + "\n" for part in parts), _hash(name)
+    text = f"{_SEPARATOR}\n".join(part.rstrip("\n") + "\n" for part in parts)
+    store = get_typestore(Stores.EMPTY)
+    try:
+        store.register(get_types_from_msg(text, name))
+    except TypesysError as error:
+        raise TypeUnknown(f"The definition of {name} cannot be read: {error}.") from None
+    return text, store.hash_rihs01(name)
 
 
 def _collect(name: str, texts: dict[str, str]) -> None:
@@ -73,16 +80,6 @@ def _collect(name: str, texts: dict[str, str]) -> None:
             inner = "std_msgs/Header"
         owner, _, kind = inner.rpartition("/")
         _collect(f"{owner.removesuffix('/msg')}/msg/{kind}", texts)
-
-
-def _hash(name: str) -> str:
-    package, short = _parts(name)
-    try:
-        text = (_share(package) / "msg" / f"{short}.json").read_text(encoding="utf-8")
-        hashes = json.loads(text)["type_hashes"]
-    except (OSError, ValueError, KeyError):
-        return ""
-    return next((h["hash_string"] for h in hashes if h["type_name"] == name), "")
 
 
 @cache

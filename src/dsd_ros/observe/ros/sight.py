@@ -7,7 +7,7 @@ import numpy as np
 from rclpy.node import Node
 
 from dsd_ros.observe.ros.live import Live
-from dsd_ros.observe.view.overlay import PANEL_HEIGHT, PAUSE_S, OverlayPainter
+from dsd_ros.observe.view.overlay import PAUSE_S, OverlayPainter
 from dsd_ros.ros.images import ImageBuffer, to_bgr
 from dsd_ros.ros.settings import CameraSettings
 
@@ -20,7 +20,8 @@ class Sight:
         self.number = 0  # of the newest picture; 0: none yet
         self._picture = np.empty((0, 0, 3), np.uint8)
         self._header = b""
-        self._sheets: dict[int, _Sheet] = {}
+        self._painter: OverlayPainter | None = None
+        self._out = ImageBuffer()
 
     def close(self) -> None:
         self.live.close()
@@ -48,37 +49,11 @@ class Sight:
         """The newest picture without its overlay: uint8 (H, W, 3), BGR."""
         return self._picture
 
-    def frame(self, width: int, panel: bool) -> np.ndarray:
-        """The newest picture with its overlay: uint8 (H, width, 3), BGR, valid until the next :meth:`look`.
-
-        With ``panel``, tokens and figures are drawn below it.
-        """
-        sheet = self._sheet(width)
-        drawn = sheet.drawn
-        if sheet.number != self.number or (panel and not sheet.panel):
-            rows, _, _ = sheet.painter.shape(self._picture, panel)
-            canvas = sheet.out.canvas(self._header, rows, width)
-            drawn = sheet.painter.frame(self._picture, self.live.overlay, panel, canvas)
-            sheet.drawn, sheet.number, sheet.panel = drawn, self.number, panel
-        return drawn[:-PANEL_HEIGHT] if sheet.panel and not panel else drawn
-
     def message(self, width: int) -> bytearray:
-        """:meth:`frame` with its panel as a serialised Image."""
-        self.frame(width, panel=True)
-        return self._sheet(width).out.sent
-
-    def _sheet(self, width: int) -> _Sheet:
-        if width not in self._sheets:
-            self._sheets[width] = _Sheet(width)
-        return self._sheets[width]
-
-
-class _Sheet:
-    """The canvas of one width."""
-
-    def __init__(self, width: int) -> None:
-        self.painter = OverlayPainter(width, bgr=True, pause=PAUSE_S)
-        self.out = ImageBuffer()
-        self.number = 0  # of the picture on it
-        self.panel = False
-        self.drawn = np.empty((0, width, 3), np.uint8)
+        """The newest picture with its overlay, ``width`` pixels wide, as a serialised Image."""
+        if self._painter is None or self._painter.width != width:
+            self._painter = OverlayPainter(width, bgr=True, pause=PAUSE_S)
+        rows, _, _ = self._painter.shape(self._picture)
+        canvas = self._out.canvas(self._header, rows, width)
+        self._painter.frame(self._picture, self.live.overlay, canvas)
+        return self._out.sent

@@ -11,10 +11,9 @@ from xml.etree import ElementTree
 
 from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.observe.view.figures import Figures
-from dsd_ros.observe.view.overlay import fates_of, token_run
+from dsd_ros.observe.view.overlay import ACCEPTED, OWN, fates_of, token_run
 from dsd_ros.observe.view.state import ShownMemory, ShownReply, ShownStep, motion_of
 from dsd_ros.observe.view.timeline import exits_of, lanes_of, spans_of
-from dsd_ros.observe.view.typeset import ACCEPTED, OWN
 from dsd_ros.paths import config_directory
 from dsd_ros.shown import LINES, shown
 

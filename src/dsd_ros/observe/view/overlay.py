@@ -3,36 +3,32 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import textwrap
 import time
 from dataclasses import replace
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from dsd_ros.decoding.modes import PRESETS, streams
 from dsd_ros.observe.view.figures import ReplyFigures, percent
 from dsd_ros.observe.view.state import Overlay, ShownReply
-from dsd_ros.observe.view.typeset import (
-    ACCEPTED,
-    AHEAD,
-    ALARM,
-    BAR,
-    CALM,
-    FAINT,
-    INK,
-    OWN,
-    PAPER,
-    REJECTED,
-    Colour,
-    blank,
-    line_height,
-    shortened,
-    sprite,
-    wrapped,
-    write,
-)
 
+Colour = tuple[int, int, int]  # RGB
+
+PAPER: Colour = (24, 26, 31)
+BAR: Colour = (43, 47, 56)
+INK: Colour = (232, 234, 237)
+FAINT: Colour = (150, 156, 166)
+ACCEPTED: Colour = (96, 211, 128)
+REJECTED: Colour = (240, 98, 92)
+OWN: Colour = (116, 176, 255)  # the target's own tokens
+AHEAD: Colour = (246, 190, 82)  # drafted ahead
+ALARM: Colour = (176, 36, 40)
+CALM: Colour = (28, 94, 58)
 WIDTH = 480
 PANEL_HEIGHT = 132
 MAX_ASPECT = 2  # of a frame's picture: a row of a line-scan camera must not take gigabytes
@@ -41,6 +37,7 @@ _ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than fit
 _SIZE, _SMALL = 14, 12
 _MARGIN = 6
 _MAX_INSTRUCTION = 200  # characters
+_LONGEST = 300  # characters of a line that are considered
 FATES: dict[str, tuple[str, Colour]] = {
     "accepted": ("accepted", ACCEPTED),
     "rejected": ("rejected", REJECTED),
@@ -57,38 +54,34 @@ class OverlayPainter:
     """
 
     def __init__(self, width: int = WIDTH, bgr: bool = False, pause: float = 0.0) -> None:
-        self._width, self._pause = width, pause
+        self.width, self._pause = width, pause
         self._written = float("-inf")
         self._bgr = bgr
         self._shown: Overlay | None = None
-        self._with_panel = True
         self._top = self._bottom = self._panel = np.empty((0, width, 3), np.uint8)
         self._canvas: np.ndarray | None = None  # the canvas that has the panel on it
         self.drawn = 0  # number of redraws of the text
 
-    def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
+    def shape(self, image: np.ndarray) -> tuple[int, int, int]:
         """The shape of :meth:`frame`."""
         height, _ = self._fitted(image)
-        return height + (PANEL_HEIGHT if panel else 0), self._width, 3
+        return height + PANEL_HEIGHT, self.width, 3
 
     def _fitted(self, image: np.ndarray) -> tuple[int, int]:
         """The size of the scaled picture: as wide as the frame, unless it would be over MAX_ASPECT times as high."""
         rows, columns = image.shape[:2]
-        scale = min(self._width / columns, MAX_ASPECT * self._width / rows)
+        scale = min(self.width / columns, MAX_ASPECT * self.width / rows)
         return max(1, round(rows * scale)), max(1, round(columns * scale))
 
-    def frame(
-        self, image: np.ndarray, overlay: Overlay, panel: bool = True, canvas: np.ndarray | None = None
-    ) -> np.ndarray:
-        """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay.
+    def frame(self, image: np.ndarray, overlay: Overlay, canvas: np.ndarray | None = None) -> np.ndarray:
+        """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay; below it tokens and figures.
 
-        A very tall picture is scaled to a bounded height and centred on black.
-        With ``panel``, tokens and figures are drawn below it. ``canvas``, of :meth:`shape`, is drawn on instead of a
-        new array; when it is reused, its panel must be unchanged since the last call.
+        A very tall picture is scaled to a bounded height and centred on black. ``canvas``, of :meth:`shape`, is drawn
+        on instead of a new array; when it is reused, its panel must be unchanged since the last call.
         """
-        self._write(overlay, panel)
-        rows, width, _ = shape = self.shape(image, panel)
-        height = rows - PANEL_HEIGHT if panel else rows
+        self._write(overlay)
+        rows, width, _ = shape = self.shape(image)
+        height = rows - PANEL_HEIGHT
         if canvas is None:
             canvas = np.empty(shape, np.uint8)
         _, columns = self._fitted(image)
@@ -99,26 +92,25 @@ class OverlayPainter:
         canvas[: min(height, len(self._top))] = self._top[:height]
         bottom = self._bottom[:height]
         canvas[height - len(bottom) : height] = bottom
-        if panel and canvas is not self._canvas:
+        if canvas is not self._canvas:
             canvas[height:] = self._panel
             self._canvas = canvas
         return canvas
 
-    def _write(self, overlay: Overlay, with_panel: bool) -> None:
+    def _write(self, overlay: Overlay) -> None:
         # Identity first: comparing all rounds takes longer, and an unchanged overlay is the same object.
-        if with_panel == self._with_panel and (overlay is self._shown or overlay == self._shown):
+        if overlay is self._shown or overlay == self._shown:
             return
         now = time.monotonic()
         if now - self._written < self._pause:
             return
         self._written = now
-        self._shown, self._with_panel = overlay, with_panel
+        self._shown = overlay
         self.drawn += 1
-        self._top = self._ordered(_top_bar(overlay, self._width))
-        self._bottom = self._ordered(_bottom_bar(overlay, self._width))
-        if self._with_panel:
-            self._panel = self._ordered(panel(overlay, self._width))
-            self._canvas = None
+        self._top = self._ordered(_top_bar(overlay, self.width))
+        self._bottom = self._ordered(_bottom_bar(overlay, self.width))
+        self._panel = self._ordered(panel(overlay, self.width))
+        self._canvas = None
 
     def _ordered(self, drawn: Image.Image) -> np.ndarray:
         rgb = np.asarray(drawn)
@@ -132,7 +124,7 @@ def panel(overlay: Overlay, width: int = WIDTH) -> Image.Image:
     draw_tokens(canvas, overlay.reply, _SIZE, legend_y - 2)
     draw_legend(canvas, _MARGIN, legend_y, overlay.reply.mode)
     text = shortened(_figures(overlay.newest), _SMALL, width - 2 * _MARGIN)
-    write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, text, _SMALL, INK, PAPER)
+    write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, text, _SMALL, INK)
     return canvas
 
 
@@ -153,25 +145,24 @@ def draw_tokens(canvas: Image.Image, reply: ShownReply, size: int, height: int) 
     marks tokens drafted or sent ahead.
     """
     step, right = line_height(size) + 3, canvas.width - _MARGIN
-    lines: list[list[tuple[Image.Image, bool]]] = [[]]
+    lines: list[list[tuple[str, Colour, bool, bool]]] = [[]]
     x = _MARGIN
     newest = replace(reply, rounds=reply.rounds[-_ROUNDS_SHOWN:])
-    for text, colour, struck, ahead in token_run(newest)[-_TOKENS_SHOWN:]:
-        shown = sprite(text, size, colour, PAPER, struck)
-        if x + shown.width > right and lines[-1]:
+    for token in token_run(newest)[-_TOKENS_SHOWN:]:
+        width = text_width(token[0], size)
+        if x + width > right and lines[-1]:
             lines.append([])
             x = _MARGIN
-        lines[-1].append((shown, ahead))
-        x += shown.width
+        lines[-1].append(token)
+        x += width
     for number, line in enumerate(lines[-max(1, height // step) :]):
         x, y = _MARGIN, 4 + number * step
-        for place, (shown, ahead) in enumerate(line):
-            canvas.paste(shown, (x, y))
+        for place, (text, colour, struck, ahead) in enumerate(line):
+            end = write(canvas, x, y, text, size, colour, struck)
             if ahead:
-                joined = place + 1 < len(line) and line[place + 1][1]
-                end = min(x + shown.width, right) - (not joined)
-                canvas.paste(AHEAD, (x, y + step - 4, max(x, end), y + step - 2))
-            x += shown.width
+                joined = place + 1 < len(line) and line[place + 1][3]
+                canvas.paste(AHEAD, (x, y + step - 4, max(x, min(end, right) - (not joined)), y + step - 2))
+            x = end
 
 
 def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
@@ -197,7 +188,7 @@ def draw_legend(canvas: Image.Image, x: int, y: int, mode: str) -> None:
     """Explain the tokens' colours."""
     for fate in fates_of(mode):
         text, colour = FATES[fate]
-        end = write(canvas, x, y, text, _SMALL, colour, PAPER)
+        end = write(canvas, x, y, text, _SMALL, colour)
         if fate == "ahead":
             canvas.paste(AHEAD, (x, y + line_height(_SMALL) - 2, end - 4, y + line_height(_SMALL)))
         x = end + 10
@@ -213,12 +204,11 @@ def _top_bar(overlay: Overlay, width: int) -> Image.Image:
     bar = blank(height, width, BAR)
     paper = {None: BAR, True: CALM, False: ALARM}[overlay.link_ok]
     label = shortened(overlay.link or "no link status", _SMALL, 2 * width // 5)
-    link = sprite(label, _SMALL, INK, paper)
-    left = width - link.width - 2 * _MARGIN
+    left = width - text_width(label, _SMALL) - 2 * _MARGIN
     bar.paste(paper, (left, 0, width, height))
-    bar.paste(link, (left + _MARGIN, 6))
+    write(bar, left + _MARGIN, 6, label, _SMALL, INK)
     text = overlay.reply.instruction[:_MAX_INSTRUCTION] or "no instruction yet"
-    write(bar, _MARGIN, 4, shortened(text, _SIZE, left - 2 * _MARGIN), _SIZE, INK, BAR)
+    write(bar, _MARGIN, 4, shortened(text, _SIZE, left - 2 * _MARGIN), _SIZE, INK)
     return bar
 
 
@@ -241,5 +231,50 @@ def _bottom_bar(overlay: Overlay, width: int) -> Image.Image:
     for number, (text, ink, paper) in enumerate(rows):
         y = number * step
         bar.paste(paper, (0, y, width, y + step))
-        write(bar, _MARGIN, y + 1, shortened(text, _SMALL, inside), _SMALL, ink, paper)
+        write(bar, _MARGIN, y + 1, shortened(text, _SMALL, inside), _SMALL, ink)
     return bar
+
+
+def blank(height: int, width: int, paper: Colour = PAPER) -> Image.Image:
+    """An empty picture."""
+    return Image.new("RGB", (width, height), paper)
+
+
+def line_height(size: int) -> int:
+    """Pixels from one line to the next."""
+    return round(size * 1.35)
+
+
+def write(canvas: Image.Image, x: int, y: int, text: str, size: int, ink: Colour, struck: bool = False) -> int:
+    """Write one line of text, struck out or not; returns the x after it."""
+    pen, end = ImageDraw.Draw(canvas), x + text_width(text, size)
+    pen.text((x, y + 1), text, ink, _font(size))
+    if struck:
+        middle = y + round(line_height(size) * 0.58)
+        pen.line((x, middle, end, middle), ink, 1)
+    return end
+
+
+def text_width(text: str, size: int) -> int:
+    """Pixels that one line of text takes."""
+    return math.ceil(_font(size).getlength(text))
+
+
+def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
+    """A text in at most ``lines`` lines of about ``width`` pixels; what does not fit becomes "..."."""
+    return textwrap.wrap(text, width // text_width("n", size), max_lines=lines, placeholder=" ...")
+
+
+def shortened(text: str, size: int, width: int) -> str:
+    """A text cut to a width in pixels, with "..." if shortened."""
+    text = text.replace("\n", " ")[:_LONGEST]
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(f"{text}...", size) > width:
+        text = text[:-1]
+    return f"{text.rstrip()}..."
+
+
+@functools.lru_cache(maxsize=8)
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)

@@ -14,9 +14,7 @@ import numpy as np
 from PIL import Image
 
 from dsd_ros.decoding.modes import PRESETS, streams
-from dsd_ros.observe.view.overlay import WIDTH
-from dsd_ros.observe.view.state import Round, ShownReply
-from dsd_ros.observe.view.typeset import (
+from dsd_ros.observe.view.overlay import (
     ACCEPTED,
     AHEAD,
     BAR,
@@ -25,11 +23,13 @@ from dsd_ros.observe.view.typeset import (
     OWN,
     PAPER,
     REJECTED,
+    WIDTH,
     Colour,
     blank,
-    sprite,
+    text_width,
     write,
 )
+from dsd_ros.observe.view.state import Round, ShownReply
 
 LANES = ("draft", "ahead", "uplink", "target", "downlink")
 READ, DRAFT, HIT, PARTLY = "reads the picture", "draft", "ready ahead", "begun ahead"
@@ -150,11 +150,11 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     for number, lane in enumerate(lanes):
         paper = PAPER if number % 2 else BAR
         canvas.paste(paper, (0, number * _LANE, width, (number + 1) * _LANE))
-        write(canvas, 4, number * _LANE + 3, lane, _SIZE, FAINT, paper)
+        write(canvas, 4, number * _LANE + 3, lane, _SIZE, FAINT)
     spans = spans_of(reply)
     whole = max((span.end for span in spans), default=0.0)
     if whole <= 0.0:
-        write(canvas, _LEFT, canvas.height - _AXIS + 1, "nothing verified yet", _SIZE, FAINT, PAPER)
+        write(canvas, _LEFT, canvas.height - _AXIS + 1, "nothing verified yet", _SIZE, FAINT)
         return np.asarray(canvas)
 
     def place(seconds: float) -> int:
@@ -165,10 +165,8 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
         left, right = place(span.start), max(place(span.start) + 1, place(span.end))
         # Leave a gap between neighbours if it fits.
         canvas.paste(_COLOURS[span.what], (left, top, right - (right - left > 3), top + _LANE - 6))
-        if span.label:
-            drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what])
-            if drawn.width + 4 < right - left:
-                canvas.paste(drawn, (left + 2, top))
+        if span.label and text_width(span.label, _SIZE) + 4 < right - left:
+            write(canvas, left + 2, top, span.label, _SIZE, PAPER)
     top = lanes.index("target") * _LANE
     for early in exits_of(reply):
         left = place(early.at)
@@ -185,4 +183,4 @@ def _draw_axis(canvas: Image.Image, whole: float, place: Callable[[float], int])
         left = place(seconds)
         canvas.paste(INK, (left, y, left + 1, y + 4))
         label = f"{1e3 * seconds:.0f} ms" if step < 0.5 else f"{seconds:.1f} s"
-        canvas.paste(sprite(label, _SIZE - 1, FAINT, PAPER), (left + 2, y + 3))
+        write(canvas, left + 2, y + 3, label, _SIZE - 1, FAINT)

@@ -110,12 +110,7 @@ class Session:
     reply: ReplyState | None = None
     draft: StreamedDraft = field(default_factory=StreamedDraft)  # mode stream
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
-    account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
     robot: str = ""  # its name, where each robot has a token of its own
-    dropped: tuple[int, int] = (
-        -1,
-        0,
-    )  # the last reply whose cache was dropped; the rounds that its robot has for certain
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property
@@ -137,7 +132,7 @@ class Session:
     def newest(self) -> int:
         """The newest reply that needs no observation (any more)."""
         reply = self.reply  # once: another thread may change it
-        return reply.number if reply is not None else max(self.lacks, self.dropped[0]) - 1
+        return reply.number if reply is not None else self.lacks - 1
 
     @property
     def cache_bytes(self) -> int:
@@ -151,16 +146,8 @@ class Session:
         if reply is not None and observation.reply == reply.number:
             if self.streams:
                 return len(observation.verified) <= len(reply.tokens)
-            return observation.rounds <= reply.rounds  # else a late duplicate has begun it, after its cache was dropped
-        if observation.reply <= self.newest:
-            return True
-        # A duplicate from before its cache was dropped.
-        return observation.reply == self.dropped[0] and observation.rounds < self.dropped[1]
-
-    def drop_cache(self) -> None:
-        """Forget the reply. Its robot sends the observation again if it goes on, and how far it was."""
-        if self.reply is not None:
-            self.dropped, self.reply = (self.reply.number, self.reply.received), None
+            return observation.rounds <= reply.rounds  # else a late duplicate has begun it
+        return observation.reply <= self.newest
 
     def send(self, message: Message) -> bool:
         """Send to the peer that holds the session now; False if there is none, or if it does not read."""
@@ -178,23 +165,21 @@ class SessionTable:
         on_limit: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
         """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends, and
-        ``on_limit("total" | "address" | "robot" | "connection", robot's name)`` for each refused at a limit.
+        ``on_limit("total" | "robot", robot's name)`` for each refused at a limit.
         """
         self._settings = settings
         self._on_end, self._on_limit = on_end, on_limit
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
-        self._releasing = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def has_room(self, account: str) -> bool:
-        """Whether a robot of this account can open or resume a session now."""
+    def has_room(self) -> bool:
+        """Whether a new robot can open a session now."""
         with self._lock:
             sessions = self._sessions.values()
-            taken = len(sessions) >= self._settings.max_sessions
-            return not taken or any(session.peer is None or session.account == account for session in sessions)
+            return len(sessions) < self._settings.max_sessions or any(s.peer is None for s in sessions)
 
     def by_link(self) -> tuple[int, int]:
         """How many sessions have a peer, and how many have lost theirs."""
@@ -233,16 +218,15 @@ class SessionTable:
             known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
-                known.account = _account(peer)
                 return known, False
             robot = peer.robot if isinstance(peer, RobotLink) else ""
-            if isinstance(peer, RobotLink):
+            if isinstance(peer, RobotLink) and robot:
                 self._check_share(peer)
             self._make_room(robot)
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
-            session.account, session.robot = _account(peer), robot
+            session.robot = robot
             self._sessions[session.id] = session
             return session, True
 
@@ -265,43 +249,9 @@ class SessionTable:
             for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
                 self._end(id_, "expired")
 
-    def release_pictures(self, most: int) -> None:
-        """Forget the oldest pictures of the sessions that hold the most bytes of them, those without a link first,
-        until ``most`` bytes are left. Their robots send them again.
-        """
-        with self._releasing:
-            sessions = list(self._sessions.values())
-            held = sum(session.pictures.currsize for session in sessions)
-            while held > most:
-                largest = max(sessions, key=lambda s: (bool(s.pictures), s.peer is None, s.pictures.currsize))
-                with largest.pictures.lock:
-                    before = largest.pictures.currsize
-                    if not largest.pictures:
-                        return
-                    largest.pictures.popitem()
-                held += largest.pictures.currsize - before
-
     def cache_bytes(self) -> int:
         """Bytes of all sessions' KV caches."""
         return sum(session.cache_bytes for session in list(self._sessions.values()))
-
-    def drop_caches(self, most: int, end_tokens: frozenset[int], busy: Callable[[Session], bool]) -> list[Session]:
-        """Drop KV caches until ``most`` bytes are left; the sessions that had them.
-
-        First those of replies that have ended, then those unused for longest, and the last one used never, nor any of
-        a ``busy`` session. For the thread that verifies.
-        """
-        sessions = [session for session in list(self._sessions.values()) if session.cache_bytes]
-        sessions.sort(key=lambda session: session.last_used)
-        held, dropped = sum(session.cache_bytes for session in sessions), []
-        for session in sorted(sessions[:-1], key=lambda session: not _has_ended(session, end_tokens)):
-            if held <= most:
-                break
-            if not busy(session):
-                held -= session.cache_bytes
-                session.drop_cache()
-                dropped.append(session)
-        return dropped
 
     def clear(self) -> None:
         """Forget all sessions."""
@@ -325,37 +275,26 @@ class SessionTable:
             raise ValueError(full(self._settings))
 
     def _check_share(self, link: RobotLink) -> None:
-        """ValueError when the link, or its address, holds its share of the sessions."""
-        if sum(session.peer is link for session in self._sessions.values()) >= link.max_sessions:
-            self._on_limit("connection", link.robot)
-            raise ValueError(
-                f"this connection already holds its {link.max_sessions} sessions; close some, or raise the verifier's "
-                "sessions_per_connection"
-            )
-        mates = [session for session in self._sessions.values() if session.account == link.account]
-        if len(mates) < link.max_sessions_of_account or self._evict(mates):
+        """ValueError when the link's robot holds its share of the sessions."""
+        mates = [session for session in self._sessions.values() if session.robot == link.robot]
+        if len(mates) < link.max_sessions or self._evict(mates):
             return
-        self._on_limit("robot" if link.robot else "address", link.robot)
-        if link.robot:
-            raise ValueError(
-                f"the robot {link.robot} already holds its {len(mates)} sessions; close some, or raise its 'sessions' "
-                "in the verifier's tokens file"
-            )
+        self._on_limit("robot", link.robot)
         raise ValueError(
-            f"robots at this one's address already hold {len(mates)} sessions; close some, or raise the verifier's "
-            "sessions_per_address (behind a proxy all robots have one address)"
+            f"the robot {link.robot} already holds its {len(mates)} sessions; close some, or raise its 'sessions' "
+            "in the verifier's tokens file"
         )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End one of these sessions without a link: of the account that holds the most, the one unused for longest.
+        """End one of these sessions without a link: of the robot that holds the most, the one unused for longest.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
         detached = [session for session in sessions if session.peer is None]
         if not detached:
             return False
-        held = Counter(session.account for session in self._sessions.values())
-        self._end(min(detached, key=lambda session: (-held[session.account], session.last_used)).id, "evicted")
+        held = Counter(session.robot for session in self._sessions.values())
+        self._end(min(detached, key=lambda session: (-held[session.robot], session.last_used)).id, "evicted")
         return True
 
     def _end(self, session: int, reason: str) -> None:
@@ -370,10 +309,6 @@ def full(settings: EngineSettings) -> str:
     return (
         f"the verifier already holds its {settings.max_sessions} sessions; try again later, or raise its max_sessions"
     )
-
-
-def _account(peer: Hashable) -> str | None:
-    return peer.account if isinstance(peer, RobotLink) else None
 
 
 def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:

@@ -185,6 +185,8 @@ class Relay:
                 message = self._channel.receive(timeout=1.0)
             except LinkTimeout:
                 figures = {"bytes up": self._channel.bytes_up, "bytes down": self._channel.bytes_down}
+                if self._guard is not None:
+                    figures["dropped messages"] = self._guard.dropped.count
                 self._report(health.OK, f"linked to {self._settings.url}", {"relayed": self._relayed, **figures})
                 continue
             except (LinkClosed, LinkRefused) as error:

@@ -18,9 +18,9 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.rounds import PendingRound
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.cloud.verification import PendingRound
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession

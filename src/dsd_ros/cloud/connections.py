@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from websockets.asyncio.server import ServerConnection
 
+from dsd_ros.cloud.credentials import TokenHolder
 from dsd_ros.wire.authentication import name_of
 from dsd_ros.wire.messages import (
     Draft,
@@ -20,9 +21,6 @@ from dsd_ros.wire.messages import (
     SessionClose,
     VerifiedTokens,
 )
-
-if TYPE_CHECKING:
-    from dsd_ros.cloud.credentials import TokenHolder
 
 
 class RobotConnection(ServerConnection):

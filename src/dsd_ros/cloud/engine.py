@@ -23,18 +23,21 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request, constraint_of
-from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
-from dsd_ros.cloud.verification import (
+from dsd_ros.cloud.rounds import (
+    Answer,
     PendingPrompt,
     PendingRound,
+    ReplyState,
     RoundRefused,
+    Session,
+    Target,
+    TargetModel,
     Work,
-    check_in_step,
-    end_reply,
-    open_reply,
 )
+from dsd_ros.cloud.sessions import SessionTable, check_request, constraint_of
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.cloud.verification import check_in_step, end_reply, open_reply
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.settings import ModelSettings

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from dsd_ros import __version__
+from dsd_ros.cloud.rounds import Answer, PendingRound, ReplyState, Session
 from dsd_ros.cloud.sessions import STATES
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Refusal, RefusalCode, SessionReply
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.engine import VerifierEngine
-    from dsd_ros.cloud.sessions import Answer, ReplyState, Session
-    from dsd_ros.cloud.verification import PendingRound
 
 _log = logging.getLogger(__name__)
 disable_created_metrics()  # they would be a second series for each

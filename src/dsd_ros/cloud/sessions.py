@@ -6,153 +6,19 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Iterable
 
-import numpy as np
-
-from dsd_ros.cloud.drafts import StreamedDraft
-from dsd_ros.cloud.exits import ExitRules
+from dsd_ros.cloud.rounds import Answer, Session, TargetModel
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.limits import largest_vocabulary
-from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, Message, Observation, Outcome, Refusal, SessionRequest
-from dsd_ros.wire.pictures import LastPictures, kept_pictures
+from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, SessionRequest
 from dsd_ros.wire.turns import RobotLink
 
-if TYPE_CHECKING:
-    from dsd_ros.cloud.target import TargetModel
-
-# Sends a message to a robot; False where the robot does not read what it was sent before.
-Answer = Callable[[Message], object]
 # A reply that its robot has cut off counts as being decoded until the next one begins.
 DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
-
-
-class Prefix(Protocol):
-    """A prompt and the verified tokens of its reply, as the target holds them."""
-
-    prompt_length: int  # tokens of the prompt, with those of the pictures
-    tokens: list[int]
-
-    @property
-    def unread(self) -> int:
-        """How many tokens of the prompt the target has not read yet; 0 where the target reads it whole at once."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values that this process holds; 0 where another does."""
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Extend the reply by verified tokens; the next pass takes them along."""
-
-
-@dataclass
-class ReplyState:
-    """The reply that a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
-
-    ``begun_at`` rounds were verified before by a verifier that has forgotten them: the robot stated them.
-    """
-
-    number: int
-    sequence: Prefix | None
-    prefill_us: int = 0
-    refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
-    outcomes: list[Outcome] = field(default_factory=list)
-    begun_at: int = 0
-    received: int = 0  # the robot has the outcomes of this many rounds for certain
-    ended: bool = False  # mode stream: by an end token, or at its longest length
-    owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
-    reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
-
-    @property
-    def tokens(self) -> list[int]:
-        """The verified tokens."""
-        return self.sequence.tokens if self.sequence is not None else []
-
-    @property
-    def held(self) -> int:
-        """Tokens of the prompt and of the reply."""
-        return self.sequence.prompt_length + len(self.sequence.tokens) if self.sequence is not None else 0
-
-    @property
-    def unread(self) -> int:
-        """How many tokens of the prompt the target has not read yet."""
-        return self.sequence.unread if self.sequence is not None else 0
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds are verified."""
-        return self.begun_at + len(self.outcomes)
-
-    def since(self, number: int) -> list[Outcome]:
-        """The outcomes of round ``number`` and those after it; the robot has those from before ``begun_at``."""
-        return self.outcomes[max(0, number - 1 - self.begun_at) :]
-
-
-@dataclass
-class Session:
-    """One robot's state. ``peer`` is who may use it; None while its link is down."""
-
-    id: int
-    ticket: bytes  # shown to resume it
-    request: SessionRequest
-    sampling: SamplingSettings
-    opener: tuple[Hashable, int]  # peer and request number: a duplicate of the request opens nothing
-    peer: Hashable | None
-    answer: Answer | None
-    last_used: float
-    exits: ExitRules | None = None  # None: no early outcomes
-    constraint: Constraint | None = None  # what its replies are held to
-    reply: ReplyState | None = None
-    draft: StreamedDraft = field(default_factory=StreamedDraft)  # mode stream
-    pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
-    robot: str = ""  # its name, where each robot has a token of its own
-    lacks: int = -1  # the newest reply whose observation named a picture that is not among them
-
-    @property
-    def streams(self) -> bool:
-        """Whether the target decodes by itself, and never waits for a draft."""
-        return mode(self.request.mode).streams
-
-    @property
-    def splits(self) -> bool:
-        """Whether the robot draws what follows a rejection."""
-        return self.proof is Proof.SPLIT and not self.sampling.greedy
-
-    @property
-    def proof(self) -> Proof:
-        """The proof that the robot's drafts come with."""
-        return Proof(self.request.proof) if self.request.proof else mode(self.request.mode).proof
-
-    @property
-    def newest(self) -> int:
-        """The newest reply that needs no observation (any more)."""
-        reply = self.reply  # once: another thread may change it
-        return reply.number if reply is not None else self.lacks - 1
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the reply's KV cache."""
-        reply = self.reply
-        return reply.sequence.cache_bytes if reply is not None and reply.sequence is not None else 0
-
-    def has_had(self, observation: Observation) -> bool:
-        """Whether an observation is a duplicate, or older than the reply in progress."""
-        reply = self.reply
-        if reply is not None and observation.reply == reply.number:
-            if self.streams:
-                return len(observation.verified) <= len(reply.tokens)
-            return observation.rounds <= reply.rounds  # else a late duplicate has begun it
-        return observation.reply <= self.newest
-
-    def send(self, message: Message) -> bool:
-        """Send to the peer that holds the session now; False if there is none, or if it does not read."""
-        answer = self.answer
-        return answer is not None and answer(message) is not False
 
 
 class SessionTable:

@@ -21,7 +21,6 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.logs import JsonFormatter, LogSettings, RateLimit, TextFormatter, logging_to_stderr
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 SECRET = "correct-horse-battery"
@@ -50,10 +49,7 @@ def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
         assert metrics == f"http://127.0.0.1:{port}/metrics"
         draft = load_model(ModelSettings(str(models / "draft")))
         settings = DecodeSettings(mode="dsd", max_tokens=8)
-        with (
-            AuthenticatedChannel(WebsocketChannel(url, token=SECRET), SECRET) as channel,
-            EdgeSession(channel, draft, settings) as session,
-        ):
+        with WebsocketChannel(url, token=SECRET) as channel, EdgeSession(channel, draft, settings) as session:
             reply = session.decode(np.zeros((56, 56, 3), np.uint8), INSTRUCTION)
             number, ticket = session.verifier.session, session.verifier.ticket
         deadline, shown = time.monotonic() + 30, ""

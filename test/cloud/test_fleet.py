@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,6 @@ import dsd_ros.cloud.server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer
 from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.sessions import SessionTable
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -94,15 +94,14 @@ def ready(url: str) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ full, try there
 
 
-def test_a_full_verifier_turns_robots_away_at_the_door(verifier, monkeypatch):
-    """A robot whose address holds no session there dials again, and a balancer gives it to another."""
-    monkeypatch.setattr(SessionTable, "has_room", lambda self, _: len(self) < self._settings.max_sessions)
+def test_a_full_verifier_sends_robots_elsewhere(verifier):
+    """A robot that finds no room dials again, and a balancer gives it to another."""
     full, spare = verifier(max_sessions=1), verifier()
     with WebsocketChannel(full.url) as first, session(first) as held, Balancer(full.port) as balancer:
         with WebsocketChannel(balancer.url) as second:
             with pytest.raises(LinkClosed, match=FULL):
                 session(second, attempts=2).open()
-            assert full.figure("connections_refused_total", reason="full") == 2
+            assert full.figure("sessions_over_limit_total", reason="total") == 2
             balancer.backends.insert(0, spare.port)
             assert session(second).decode(IMAGE, "go").tokens == held.decode(IMAGE, "go").tokens
         assert full.rounds and spare.rounds
@@ -154,7 +153,6 @@ def test_a_draining_verifier_takes_nobody_lets_replies_end_and_sends_robots_else
     expected = alone(model=ENDS)
     one, two = verifier(ENDS), verifier(ENDS)
     metrics = MetricsServer(one.engine.metrics.registry, VerifierSettings(), one.server.unready)
-    metrics.port = 0
     began, drained = threading.Event(), threading.Event()
 
     def drain() -> None:
@@ -220,14 +218,17 @@ class Process:
     """A verifier in a process of its own."""
 
     def __init__(self, *options: str, model: str = "table:1:0") -> None:
-        command = [sys.executable, str(SERVER), model, *options]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = free.getsockname()[1]
+        command = [sys.executable, str(SERVER), model, f"metrics_port={metrics}", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
+        self._metrics = self.process.stdout.readline().split()[-1]
 
     def figure(self, name: str) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+        with urllib.request.urlopen(self._metrics) as answer:
             found = re.search(rf"^dsd_verifier_{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
 

@@ -14,11 +14,10 @@ from by_hand import Robot
 from prometheus_client import generate_latest
 from table_model import TableModel
 
-import dsd_ros.cloud.engine as engine_module
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.packing import PackingError, pack_kept, unpack_kept, unpack_rows
-from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
+from dsd_ros.wire.messages import Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 from dsd_ros.wire.turns import RobotLink
 
@@ -65,61 +64,37 @@ def test_rows_times_vocabulary_is_bounded_before_memory_is_taken(rows, size):
     assert peak < 1e6
 
 
-def link(address: str = "10.0.0.1", sessions: int = 2, of_address: int = 3) -> RobotLink:
-    return RobotLink(address, sessions, of_address)
+def link(robot: str = "go2-01", sessions: int = 4) -> RobotLink:
+    return RobotLink(robot, sessions)
 
 
-def test_one_connection_and_one_address_hold_their_share_of_the_sessions():
+def test_one_robot_holds_its_share_of_the_sessions_over_all_its_links():
     with VerifierEngine(TableModel(1), EngineSettings(max_sessions=5)) as engine:
-        first, second = link(), link()
-        robots = [Robot(engine, peer) for peer in (first, first, first, second, second)]
+        first, second = link(sessions=3), link(sessions=3)
+        robots = [Robot(engine, peer) for peer in (first, first, second, second)]
         errors = [robot.open().error for robot in robots]
-        assert errors[:2] == ["", ""] and errors[3] == ""
-        assert "2 sessions" in errors[2] and "sessions_per_connection" in errors[2]
-        assert "3 sessions" in errors[4] and "sessions_per_address" in errors[4]
-        assert Robot(engine, link("10.0.0.2")).open().error == ""
+        assert errors[:3] == ["", "", ""]
+        assert "go2-01 already holds its 3 sessions" in errors[3] and "tokens file" in errors[3]
+        assert Robot(engine, link("go2-02")).open().error == ""
         shown = generate_latest(engine.metrics.registry).decode()
-        for limit in ("connection", "address"):
-            assert f'dsd_verifier_sessions_over_limit_total{{reason="{limit}"}} 1.0' in shown
+        assert 'dsd_verifier_sessions_over_limit_total{reason="robot"} 1.0' in shown
         # Its own sessions without a link make room, and no one else's.
         engine.disconnect(first)
-        assert robots[4].open().error == "" and engine.held_sessions() == (3, 1)
+        assert robots[3].open().error == "" and engine.held_sessions() == (3, 1)
 
 
-def test_room_is_made_of_the_address_that_holds_most():
+def test_room_is_made_of_the_robot_that_holds_most():
     with VerifierEngine(TableModel(1), EngineSettings(max_sessions=4)) as engine:
-        honest, greedy = link("10.0.0.2"), link(sessions=3)
+        honest, greedy = link("go2-02"), link()
         robot = Robot(engine, honest)
         assert robot.open().error == ""
         engine.disconnect(honest)
         for _ in range(3):
             assert Robot(engine, greedy).open().error == ""
         engine.disconnect(greedy)
-        assert Robot(engine, link("10.0.0.3")).open().error == ""
+        assert Robot(engine, link("go2-03")).open().error == ""
         ticket, session = robot.ticket, robot.session
-        assert Robot(engine, link("10.0.0.2")).open(resume=ticket).session == session
-
-
-def test_pictures_are_kept_within_one_budget(engine, monkeypatch):
-    """A few kilobytes of PNG stand for 48 MB: those of the greediest robot are forgotten first."""
-    monkeypatch.setattr(engine_module, "PICTURE_BYTES_OF_A_MB", 300)  # 300 kB in all
-    engine.settings = EngineSettings(memory_mb=1000)
-    honest = Robot(engine)
-    honest.open()
-    honest.observe()
-    honest.draft()
-    assert isinstance(honest.get(), Outcome)
-    robots = [Robot(engine) for _ in range(5)]
-    for number, robot in enumerate(robots):
-        picture = np.full((200, 200, 3), number, np.uint8)  # 120 kB
-        robot.open()
-        for reply in (1, 2):
-            picture[0, 0] = reply
-            robot.observe(reply, height=200, width=200, image=encode_picture(picture))
-        robot.draft(reply=2)
-        assert isinstance(robot.get(), Outcome)
-    held = {session.id: session.pictures.currsize for session in engine._sessions._sessions.values()}
-    assert sum(held.values()) <= 300_000 and held[honest.session] > 0
+        assert Robot(engine, link("go2-02")).open(resume=ticket).session == session
 
 
 def test_a_greedy_robot_with_large_pictures_leaves_others_their_turns(engine):
@@ -134,12 +109,12 @@ def test_a_greedy_robot_with_large_pictures_leaves_others_their_turns(engine):
             reply += 1
             robot.observe(reply, height=2000, width=2000, image=picture)
 
-    peer = link(sessions=4, of_address=4)
+    peer = link()
     threads = [threading.Thread(target=greedy, args=(peer,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     time.sleep(0.3)
-    honest = Robot(engine, link("10.0.0.2"))
+    honest = Robot(engine, link("go2-02"))
     honest.open()
     began = time.monotonic()
     for reply in range(1, 6):

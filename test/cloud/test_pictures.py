@@ -69,12 +69,12 @@ def test_other_robots_rounds_do_not_wait_for_a_picture(engine, model):
 
 
 def test_a_robot_has_one_picture_read_at_a_time(engine, model):
-    link = RobotLink("10.0.0.1", 8, 8)
+    link = RobotLink("go2-01", 8)
     greedy = [robot_of(engine, link) for _ in range(3)]
     for number, robot in enumerate(greedy):
         robot.observe(instruction=f"greedy {number}", **SLOW_PNG)
     assert model.began.acquire(timeout=10)
-    other = robot_of(engine, RobotLink("10.0.0.2", 8, 8))
+    other = robot_of(engine, RobotLink("go2-02", 8))
     other.observe(instruction="other")
     other.draft()
     assert isinstance(other.get(), Outcome)
@@ -107,7 +107,7 @@ def test_a_broken_picture_is_answered_and_holds_nobody_up(engine):
 
 
 def test_a_picture_of_a_robot_that_has_left_is_not_read(engine, model):
-    link, first = RobotLink("10.0.0.1", 8, 8), RobotLink("10.0.0.2", 8, 8)
+    link, first = RobotLink("go2-01", 8), RobotLink("go2-02", 8)
     blocking = robot_of(engine, first), robot_of(engine, object())
     for robot in blocking:  # one for each thread
         robot.observe(**SLOW_PNG)

@@ -27,9 +27,7 @@ from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkRefused
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import (
@@ -106,13 +104,8 @@ def token_file(tmp_path):
 def test_the_token_is_asked_for(engine, model, token_file):
     settings = VerifierSettings(port=0, token_file=str(token_file))
     with VerifierServer(engine, settings) as server:
-        with AuthenticatedChannel(WebsocketChannel(server.url, token="correct-horse"), "correct-horse") as channel:
+        with WebsocketChannel(server.url, token="correct-horse") as channel:
             assert len(reply(channel, model)) == 12
-        with (
-            WebsocketChannel(server.url, token="correct-horse") as channel,
-            pytest.raises(VerifierRefused, match="prove its token"),
-        ):
-            reply(channel, model)  # let in, but its messages prove nothing
         for token in (None, "correct", "correct-horse2", "Correct-horse"):
             with (
                 WebsocketChannel(server.url, token=token) as channel,
@@ -191,9 +184,7 @@ def until(holds, seconds: float = 60.0) -> bool:
     return found
 
 
-@pytest.mark.parametrize("how", ["signal", "poll"])
-def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path, how, monkeypatch, caplog):
-    monkeypatch.setattr(server_module, "RELOAD_POLL_S", 0.05 if how == "poll" else 60.0)
+def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path, caplog):
     (first, first_key), (second, second_key) = (new_certificate(tmp_path, name) for name in ("first", "second"))
     certificate, key = tmp_path / "in_use.pem", tmp_path / "in_use.key"
     shutil.copy(first, certificate)
@@ -207,8 +198,7 @@ def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path
             for source, target in ((second, certificate), (second_key, key)):
                 shutil.copy(source, tmp_path / "new")
                 (tmp_path / "new").rename(target)
-                if how == "signal":
-                    server.reload()
+                server.reload()
                 if target is certificate:  # the key does not fit yet: the pair before stays in use
                     assert until(lambda: "the one before stays in use" in caplog.text)
                     assert shown_certificate(server.url).split() == first.read_text().split()
@@ -223,13 +213,13 @@ def test_an_encrypted_key_is_refused_without_a_question(engine, certificate, tmp
     command = ["openssl", "pkey", "-in", str(certificate[1]), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True)
     settings = VerifierSettings(port=0, certificate=str(certificate[0]), key=str(locked))
-    with pytest.raises(ServerError, match=r"locked.pem is encrypted; decrypt it"):
+    with pytest.raises(ValueError, match=r"locked.pem is encrypted; decrypt it"):
         VerifierServer(engine, settings)
 
 
 def test_a_certificate_that_is_none_is_refused(engine, certificate, tmp_path):
     wrong = VerifierSettings(port=0, certificate=str(certificate[1]), key=str(certificate[1]))
-    with pytest.raises(ServerError, match="cannot be used"):
+    with pytest.raises(ValueError, match="cannot be used"):
         VerifierServer(engine, wrong)
     with pytest.raises(ValueError, match="cannot be used"):
         WebsocketChannel("wss://127.0.0.1:1", ca_file=certificate[1])
@@ -355,7 +345,7 @@ class Teller:
     def resume(self, peer) -> None:
         pass
 
-    def has_room(self, account: str) -> bool:
+    def has_room(self) -> bool:
         return True
 
 

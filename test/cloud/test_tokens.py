@@ -7,8 +7,6 @@ import contextlib
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -17,7 +15,6 @@ import pytest
 from table_model import TableModel
 from websockets.sync.client import connect
 
-import dsd_ros.cloud.server as server_module
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
@@ -28,7 +25,8 @@ from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.logs import JsonFormatter
 from dsd_ros.wire.authentication import AuthenticatedChannel
-from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, LocalChannel
+from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Draft, Refusal, RefusalCode
 from dsd_ros.wire.turns import RobotLink
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -38,7 +36,7 @@ IMAGE = np.full((2, 2, 3), 1, np.uint8)
 TWO = """
 # a comment
 go2-01: 0123456789012345e10
-go2-02: {token: [new-02, old-02], sessions: 1, connections: 2}
+go2-02: {token: [new-02, old-02], sessions: 1}
 """
 
 
@@ -55,8 +53,8 @@ def engine():
         yield engine
 
 
-def robot(url: str, token: str) -> AuthenticatedChannel:
-    return AuthenticatedChannel(WebsocketChannel(url, token=token), token, others=False)
+def robot(url: str, token: str) -> WebsocketChannel:
+    return WebsocketChannel(url, token=token)
 
 
 def session(channel) -> EdgeSession:
@@ -70,40 +68,34 @@ def replace(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "sentence"),
+    ("text", "sentence"),
     [
-        ("", 0, "names no robot; write a line 'NAME: TOKEN'"),
-        ("- go2\n", 0, "names no robot"),
-        ("go2: a\n  b: c: d\n", 2, "is no YAML"),
-        ("go2: abc\n\n'go 2': abd\n", 3, "'go 2' is no name; use letters"),
-        ("go2: abc\ngo3: abc\n", 2, "the token of go3 stands here a second time"),
-        ("go2: abc\ngo2: abd\n", 2, "go2 stands here a second time"),
-        ("go2: two words\n", 1, "the token of go2 cannot be used; write one line of printable ASCII"),
-        ("go2:\n", 1, "the token of go2 cannot be used"),
-        ("go2: {sessions: 2}\n", 1, "go2 has no token; add"),
-        ("go2:\n  token: abc\n  session: 2\n", 3, "'session' is unknown or repeated; use token, sessions"),
-        ("go2:\n  token: abc\n  sessions: 2\n  sessions: 3\n", 4, "'sessions' is unknown or repeated"),
-        ("go2:\n  token: abc\n  sessions: 0\n", 3, "sessions is '0'; use 1 to 100000"),
-        ("go2:\n  token: abc\n  sessions: -1\n", 3, "sessions is '-1'; use 1"),
-        ("go2:\n  token: abc\n  connections: many\n", 3, "connections is 'many'; use 1"),
-        ("go2:\n  token: abc\n  connections: 99999999999999\n", 3, "connections is '99999999999999'; use 1"),
-        ("go2:\n  token: []\n", 2, "go2 has 0 tokens; give it 1 to 4"),
-        ("go2:\n  token: [a, b, c, d, e]\n", 2, "go2 has 5 tokens"),
-        ("go2:\n  token: {a: b}\n", 2, "the token of go2 must be one word"),
-        ("[go2]: abc\n", 1, "a robot's name must be one word"),
-        ("go2: abc\n---\ngo3: abd\n", 2, "is no YAML"),
-        ("go2: a\x07c\n", 0, "is no YAML: it holds a control character"),
-        (b"go2: \xff\n", 0, "is no UTF-8 text"),
+        ("", "names no robot; write a line 'NAME: TOKEN'"),
+        ("- go2\n", "names no robot"),
+        ("go2: a\n  b: c: d\n", "line 2, is no YAML"),
+        ("go2: secret\n---\ngo3: secret2\n", "line 2, is no YAML"),
+        ("go2: sec\x07ret\n", "is no YAML"),
+        (b"go2: \xff\n", "is no YAML"),
+        ("go2: abc\n\n'go 2': abd\n", "'go 2': that is no name; use letters"),
+        ("12: abc\n", "'12': that is no name"),
+        ("go2: abc\ngo3: abc\n", "the token of go3 stands there twice"),
+        ("go2: two words\n", "'go2': the token cannot be used; write one line of printable ASCII"),
+        ("go2:\n", "'go2': Expected `str | array`, got `null`"),
+        ("go2: 123\n", "'go2': Expected `str | array`, got `int`"),
+        ("go2: {sessions: 2}\n", "'go2': Object missing required field `token`"),
+        ("go2: {token: abc, session: 2}\n", "'go2': Object contains unknown field `session`"),
+        ("go2: {token: abc, sessions: 0}\n", "'go2': Expected `int` >= 1 - at `$.sessions`"),
+        ("go2: {token: abc, sessions: many}\n", "'go2': Expected `int | null`, got `str`"),
+        ("go2: {token: []}\n", "'go2': Expected `array` of length >= 1"),
     ],
 )
-def test_an_error_in_the_file_is_a_sentence_with_its_line(tmp_path, text, line, sentence):
+def test_an_error_in_the_file_is_a_sentence_without_the_token(tmp_path, text, sentence):
     path = tmp_path / "tokens.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError) as caught:
         Tokens.of("", str(path))
     said = str(caught.value)
-    assert sentence in said and str(path) in said and "\n" not in said
-    assert not line or f"line {line}" in said
+    assert sentence in said and str(path) in said and "\n" not in said and "secret" not in said
 
 
 def test_a_file_is_needed_and_only_one(tmp_path, file):
@@ -114,19 +106,14 @@ def test_a_file_is_needed_and_only_one(tmp_path, file):
     assert VerifierSettings(host="0.0.0.0", tokens_file=str(file)).tokens_file == str(file)
 
 
-def test_a_token_never_becomes_a_number(file):
-    assert Tokens.of("", str(file)).shown_by("Bearer 0123456789012345e10").name == "go2-01"
-
-
 def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
     caplog.set_level(logging.INFO, "dsd_ros")
-    settings = VerifierSettings(port=0, tokens_file=str(file), connections_per_address=1, sessions_per_address=1)
+    settings = VerifierSettings(port=0, tokens_file=str(file))
     with VerifierServer(engine, settings) as server, contextlib.ExitStack() as stack:
         first = stack.enter_context(robot(server.url, "0123456789012345e10"))
         second = stack.enter_context(robot(server.url, "old-02"))  # the one before is taken until it leaves the file
         held = [stack.enter_context(session(channel)) for channel in (first, second)]
         assert [len(one.decode(IMAGE, "go").tokens) for one in held] == [12] * 2
-        # Both have one address here, of which one connection and one session are allowed without names.
         third = stack.enter_context(robot(server.url, "new-02"))
         with pytest.raises(VerifierRefused, match="go2-02 already holds its 1 sessions.*'sessions'.*tokens file"):
             session(third).open()
@@ -153,41 +140,26 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
     assert not any("02" in line["message"] for line in lines)  # no token in a line
 
 
-def test_robots_do_not_read_each_others_figures(engine, file):
-    with VerifierServer(engine, VerifierSettings(port=0, tokens_file=str(file))) as server:
-        request = urllib.request.Request(f"http{server.url[2:]}/metrics", headers={"Authorization": "Bearer new-02"})
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(request)
-
-
 def test_a_robot_may_not_go_on_in_the_session_of_another(engine, file):
-    with VerifierServer(engine, VerifierSettings(port=0, tokens_file=str(file))) as server:
-        with robot(server.url, "0123456789012345e10") as channel, session(channel) as held:
-            number = held._link.session
-            with connect(server.url, additional_headers={"Authorization": "Bearer new-02"}, proxy=None) as other:
-                from dsd_ros.wire.codec import decode, encode
-
-                other.send(encode(Draft(number, 1, 1, 0, [], tag=bytes(20))))
-                with pytest.raises(TimeoutError):
-                    decode(other.recv(timeout=0.3))
-            assert len(held.decode(IMAGE, "go").tokens) == 12
-            dropped = "dsd_verifier_messages_dropped_total", {"reason": "forged"}
-            deadline = time.monotonic() + 60
-            while not engine.metrics.registry.get_sample_value(*dropped) and time.monotonic() < deadline:
-                time.sleep(0.01)
-        assert engine.metrics.registry.get_sample_value(*dropped) == 1
+    with (
+        VerifierServer(engine, VerifierSettings(port=0, tokens_file=str(file))) as server,
+        robot(server.url, "0123456789012345e10") as channel,
+        session(channel) as held,
+        connect(server.url, additional_headers={"Authorization": "Bearer new-02"}, proxy=None) as other,
+    ):
+        held.open()
+        other.send(encode(Draft(held._link.session, 1, 1, 0, [])))
+        assert decode(other.recv(timeout=10)).code == RefusalCode.UNKNOWN_SESSION
+        assert len(held.decode(IMAGE, "go").tokens) == 12
 
 
-@pytest.mark.parametrize("how", ["seen", "asked"])
-def test_tokens_change_without_a_restart(engine, file, how, monkeypatch, caplog):
+def test_tokens_change_without_a_restart(engine, file, caplog):
     caplog.set_level(logging.INFO, "dsd_ros")
-    monkeypatch.setattr(server_module, "RELOAD_POLL_S", 0.05 if how == "seen" else 1e6)
 
     def changes(text: str, line: str) -> None:
         caplog.clear()
         replace(file, text)
-        if how == "asked":
-            server.reload()
+        server.reload()
         deadline = time.monotonic() + 20
         while line not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -199,7 +171,7 @@ def test_tokens_change_without_a_restart(engine, file, how, monkeypatch, caplog)
             assert held.decode(IMAGE, "go").tokens == gone.decode(IMAGE, "go").tokens
             changes("go2-01: [", "those before stay in use")
             assert len(gone.decode(IMAGE, "go").tokens) == 12
-            changes("go2-01: 0123456789012345e10\ngo2-02: new-02\n", "have changed and are in use")
+            changes("go2-01: 0123456789012345e10\ngo2-02: new-02\n", "are in use")
             with pytest.raises(LinkClosed, match="its token is no longer taken"):
                 for _ in range(200):
                     leaves.receive(0.1)
@@ -232,7 +204,7 @@ class Topic:
     def __init__(self, engine: VerifierEngine, tokens: Tokens) -> None:
         self.peers = []
         self._engine, self.metrics = engine, engine.metrics
-        self.guard = Authenticator(self, tokens, 64)
+        self.guard = Authenticator(self.submit, tokens)
 
     def submit(self, message, reply, peer) -> bool:
         self.peers.append(peer)
@@ -281,24 +253,10 @@ def test_over_a_topic_a_restarted_verifier_is_noticed_at_once_whoever_asks(engin
         assert time.monotonic() - began < LinkSettings().response_timeout_s  # no time-out was needed
 
 
-def test_what_a_removed_token_opened_is_over(engine, file):
-    tokens = Tokens.of("", str(file))
-    topic = Topic(engine, tokens)
-    with topic.channel("old-02") as channel:
-        held = session(channel)
-        assert len(held.decode(IMAGE, "go").tokens) == 12
-        replace(file, TWO.replace(", old-02", ""))
-        assert tokens.reload()
-        before = len(topic.peers)
-        with pytest.raises(LinkError):
-            held.decode(IMAGE, "go")
-        assert len(topic.peers) == before  # nothing of it reached the engine
-
-
 def test_the_denial_of_an_unknown_session_is_made_for_few_tokens_only(engine, tmp_path):
     path = tmp_path / "tokens.yaml"
     path.write_text("".join(f"r{number}: token-{number}\n" for number in range(40)))
-    guard = Authenticator(engine, Tokens.of("", str(path)), 64)
+    guard = Authenticator(engine.submit, Tokens.of("", str(path)))
     heard = []
     guard.submit(Draft(7, 1, 1, 0, [], tag=bytes(20)), heard.append, "dds")
     assert 1 <= len(heard) <= 8

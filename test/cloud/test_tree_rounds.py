@@ -10,7 +10,7 @@ from by_hand import IMAGE, Robot
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
-from dsd_ros.cloud import verification
+from dsd_ros.cloud import rounds
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.coupling import choose, gumbel
@@ -295,7 +295,7 @@ def test_a_round_that_fails_after_the_robots_own_tokens_can_be_sent_again(engine
 
 
 def test_more_rows_than_a_message_holds_are_refused(engine, monkeypatch):
-    monkeypatch.setattr(verification, "MAX_EVIDENCE_BYTES", 100)
+    monkeypatch.setattr(rounds, "MAX_EVIDENCE_BYTES", 100)
     seed, tree, q = rejecting(ROOT)
     robot = robot_of(engine, proof="split", temperature=1.0, seed=seed)
     send(robot, tree, evidence=chances(tree, q))

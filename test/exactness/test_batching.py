@@ -18,16 +18,16 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.rounds import PendingRound
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.cloud.verification import PendingRound
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.sequence import PromptChunk, TreeCheck, verify_trees_together
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.client import DecodeCancelled
-from dsd_ros.wire.messages import Observation, Outcome, Refusal, RefusalCode
+from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode
 from dsd_ros.wire.pictures import encode_picture
 
 ROBOTS = 8
@@ -266,96 +266,6 @@ def test_trees_in_one_pass_have_the_logits_of_each_by_itself(target, picture):
         for layer, rows in enumerate(seen):
             for mine, layers in zip(rows, listened, strict=True):
                 np.testing.assert_allclose(mine, layers[layer], atol=2e-5, rtol=1e-4)
-
-
-class CountingResumptions(VerifierEngine):
-    """Counts the observations of replies that robots have got a part of."""
-
-    resumptions = 0
-
-    def submit(self, message, reply, peer):
-        self.resumptions += isinstance(message, Observation) and bool(message.verified)
-        return super().submit(message, reply, peer)
-
-
-@pytest.mark.parametrize("replies", [2, pytest.param(25, marks=pytest.mark.slow)])
-def test_replies_are_the_same_when_caches_are_dropped(target, draft, picture, replies):
-    """Room for three of eight robots' caches, two, or none: the others' are read again, also in the middle of a reply.
-
-    Robots come and go at any moment, cancel replies, lose their links and resume, as above.
-    """
-    pictures = [picture(number) for number in range(3)]
-    one = target.prefill(pictures[0], "go 1").cache_bytes / 1e9
-    found = []
-    for limit in (0.0, 3 * one, 2 * one, 1e-9):
-        with CountingResumptions(target, EngineSettings(kv_cache_gb=limit)) as engine:
-            together_found: list[list[list[int]]] = [[] for _ in range(ROBOTS)]
-
-            def robot(number: int, engine=engine, to=together_found) -> None:
-                to[number] = replies_of(engine, number, draft, pictures, replies, alone=False)
-
-            together([partial(robot, number) for number in range(ROBOTS)])
-            dropped = engine.metrics.registry.get_sample_value("dsd_verifier_kv_caches_dropped_total")
-            assert (dropped > 0) == (engine.resumptions > 0) == (limit > 0)
-        found.append(together_found)
-    assert found[0] == found[1] == found[2] == found[3]
-
-
-def test_the_cache_that_was_unused_for_longest_is_dropped(caplog):
-    caplog.set_level("INFO")
-    with VerifierEngine(TableModel(1, ends=False), EngineSettings(kv_cache_gb=3.5e-6)) as engine:
-
-        def dropped() -> float | None:
-            return engine.metrics.registry.get_sample_value("dsd_verifier_kv_caches_dropped_total")
-
-        robots, outcomes = [Robot(engine) for _ in range(3)], []
-        for number, robot in enumerate(robots):  # a table's prompt takes 2 kB, so there is room for one cache
-            robot.open()
-            robot.observe()
-            robot.draft(1, 0, [1, 2, 3])
-            outcomes.append(robot.get())
-            until = time.monotonic() + 60
-            while dropped() != number and time.monotonic() < until:
-                time.sleep(0.001)
-        assert dropped() == 2 and caplog.text.count("KV cache dropped to make room") == 2
-        confirmed = outcomes[0].accepted + 1
-        robots[2].draft(2, confirmed, [1])
-        kept = robots[2].get()
-        robots[0].draft(2, confirmed, [1])
-        refusal = robots[0].get()
-        assert refusal.code == RefusalCode.NO_OBSERVATION and "dropped to make room" in refusal.sentence
-        robots[0].observe()  # a copy that was late: the robot has a round more
-        robots[0].draft(2, confirmed, [1])
-        assert robots[0].get().code == RefusalCode.NO_OBSERVATION
-        robots[0].observe(verified=[*[1, 2, 3][: outcomes[0].accepted], outcomes[0].next_token], rounds=1)
-        robots[0].draft(2, confirmed, [1])
-        again = robots[0].get()
-        assert (again.accepted, again.next_token) == (kept.accepted, kept.next_token)
-
-
-def test_a_late_duplicate_after_a_cache_was_dropped_costs_a_prefill_and_no_token():
-    """It begins the reply where the robot no longer is; the robot's own observation replaces it."""
-    with VerifierEngine(TableModel(1, ends=False), EngineSettings(kv_cache_gb=3.5e-6)) as engine:
-        robots, firsts, seconds = [Robot(engine) for _ in range(2)], [], []
-        for robot in robots:  # the second one's cache drops the first one's
-            robot.open()
-            robot.observe()
-            robot.draft(1, 0, [1, 2, 3])
-            firsts.append(robot.get())
-        confirmed = firsts[0].accepted + 1
-        robots[1].draft(2, confirmed, [1])
-        seconds.append(robots[1].get())
-        while engine.metrics.registry.get_sample_value("dsd_verifier_kv_caches_dropped_total") != 1:
-            time.sleep(0.001)
-        robots[0].observe()  # as at the beginning
-        robots[0].draft(2, confirmed, [1])
-        refusal = robots[0].get()
-        assert refusal.code == RefusalCode.NO_OBSERVATION and "dropped to make room" in refusal.sentence
-        robots[0].observe(verified=[*[1, 2, 3][: firsts[0].accepted], firsts[0].next_token], rounds=1)
-        robots[0].observe()
-        robots[0].draft(2, confirmed, [1])
-        seconds.append(robots[0].get())
-        assert seconds[0].next_token == seconds[1].next_token and seconds[0].accepted == seconds[1].accepted
 
 
 @pytest.mark.parametrize("parts", [(), (1,), (5, 2)])

@@ -6,8 +6,8 @@ from __future__ import annotations
 import threading
 import time
 
+from dsd_ros.cloud.rounds import PendingRound
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.cloud.verification import PendingRound
 
 
 class Stepped(LocalTarget):

@@ -235,8 +235,7 @@ class Rotation:
         for _ in range(count):
             for path in self.paths:
                 *of, owner = path.split("/")
-                if not self.queue.waits(owner, tuple(of)):
-                    self.queue.put(owner, path, of=tuple(of))
+                self.queue.put(owner, path, of=tuple(of), key=path)
             turns = self.queue.ready(limit, 0.0, eager=lambda path: path in self.eager)
             self.counts.update(turns)
             found.append(turns)
@@ -305,10 +304,10 @@ def test_a_heavy_turn_is_not_kept_waiting_by_light_ones_of_its_address():
 
 def test_one_link_does_not_take_all_bytes():
     queue: TurnQueue[str] = TurnQueue(100, max_bytes=100)
-    assert queue.put("s1", "1", of=("x", "l"), size=20)
-    assert not queue.put("s2", "2", of=("x", "l"), size=6) and queue.put("s2", "2", of=("x", "l"))
-    assert queue.put("s3", "3", of=("x", "m"), size=25)
-    assert queue.bytes == 45 and taken(queue) and queue.bytes == 0
+    assert queue.put("s1", "1", of=("x", "l"), size=80)
+    assert not queue.put("s2", "2", of=("x", "l"), size=21) and queue.put("s2", "2", of=("x", "l"))
+    assert queue.put("s3", "3", of=("x", "m"), size=100)
+    assert queue.bytes == 180 and taken(queue) and queue.bytes == 0
 
 
 def test_those_that_left_are_forgotten():

@@ -31,9 +31,9 @@ from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import CODE, BenchError, cell, check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.rounds import OnEarly, RoundRefused, Work
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.target import LocalTarget, OnEarly
-from dsd_ros.cloud.verification import RoundRefused, Work
+from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply

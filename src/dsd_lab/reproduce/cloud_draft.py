@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 import numpy as np
 
-from dsd_ros.cloud.target import LocalTarget, OnEarly
-from dsd_ros.cloud.verification import PendingRound, RoundRefused, Work
+from dsd_ros.cloud.rounds import OnEarly, PendingRound, RoundRefused, Work
+from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.vlm.model import VisionLanguageModel

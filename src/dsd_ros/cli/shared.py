@@ -19,7 +19,6 @@ from dsd_ros.cli.arguments import STDOUT, flag
 from dsd_ros.options import check_options
 
 if TYPE_CHECKING:
-    from dsd_ros.wire.authentication import AuthenticatedChannel
     from dsd_ros.wire.websocket import WebsocketChannel
 
 EXIT_DONE = 0
@@ -54,15 +53,13 @@ class VerifierFlags:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def channel(self) -> AuthenticatedChannel | WebsocketChannel:
-        """A link that has not dialled yet; with a token, what does not prove it counts for nothing."""
-        from dsd_ros.wire.authentication import AuthenticatedChannel
+    def channel(self) -> WebsocketChannel:
+        """A link that has not dialled yet."""
         from dsd_ros.wire.channel import read_token
         from dsd_ros.wire.websocket import WebsocketChannel
 
         token = read_token(self.token_file) if self.token_file else None
-        channel = WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
-        return AuthenticatedChannel(channel, token, others=False) if token else channel
+        return WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
 
 
 @contextlib.contextmanager

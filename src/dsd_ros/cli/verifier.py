@@ -17,7 +17,7 @@ from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
-    from dsd_ros.cloud.target import Target
+    from dsd_ros.cloud.rounds import Target
     from dsd_ros.vlm.model import VisionLanguageModel
 
 

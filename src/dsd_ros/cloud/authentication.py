@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier's end of the proof that both sides hold the same token (``wire.authentication``)."""
+"""The verifier's end of the proof, over DDS, that both sides hold the same token (``wire.authentication``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,7 +38,11 @@ from dsd_ros.wire.messages import (
 )
 from dsd_ros.wire.turns import RobotLink
 
+if TYPE_CHECKING:
+    from dsd_ros.cloud.metrics import Metrics
+
 Answer = Callable[[Message], object]
+Serve = Callable[[Message, Answer, Hashable], bool]
 _NONCES = 4096  # openings remembered, so that a copy of one opens or resumes nothing
 _DENIALS = 8  # of one message, where it may be of any robot: a topic does not say whose it is
 _KNOWN = 4096  # sessions and questions whose keys are kept, or twice as many as the engine may hold
@@ -60,36 +64,34 @@ class _Served:
 
 
 class Authenticator:
-    """In front of an engine: passes on what holders of a token sent, each message once, and tags the answers.
+    """Between topics that any process can write and what answers robots: the verifier's end of the proof.
 
-    ``submit`` as ``VerifierEngine.submit``. A session's key changes whenever it is resumed. What a robot of the tokens
-    file sends over a topic reaches the engine as of a link of that robot, so that its share and its limits are its own.
+    It passes on what holders of a token sent, each message once, and tags the answers. A session's key changes
+    whenever it is resumed. A robot of the tokens file gets a link of its own, so that its share and its limits are its.
     """
 
-    def __init__(self, engine: Any, tokens: Tokens, max_sessions: int) -> None:
-        """``engine``: what answers messages, with ``metrics``; it stays the caller's."""
-        self._engine = engine
+    def __init__(self, serve: Serve, tokens: Tokens, metrics: Metrics | None = None, sessions: int = 0) -> None:
+        """``serve``: what answers, as ``VerifierEngine.submit``; it holds up to ``sessions``."""
+        self._serve = serve
         self._tokens = tokens
-        self.name_robots()
-        self._links: dict[tuple[Hashable, str], RobotLink] = {}  # of the robots that speak over a topic
-        self._limit = max(_KNOWN, 2 * max_sessions)
+        self._metrics = metrics
+        self._links: dict[str, RobotLink] = {}
+        self._limit = max(_KNOWN, 2 * sessions)
         self._served: OrderedDict[Hashable, _Served] = OrderedDict()  # used last, last
         self._nonces: OrderedDict[bytes, Message | None] = OrderedDict()  # of openings -> the answer, once it is known
         self._lock = threading.Lock()  # guards these two
         self.dropped = Dropped()
-
-    def name_robots(self) -> None:
-        """Have the metrics count every robot that has a token by now."""
-        self._engine.metrics.name_robots(self._tokens.names)
+        if metrics is not None:
+            metrics.name_robots(tokens.names)
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
-        """Take a message of ``peer``; False when the engine is closed."""
+        """Take a message of ``peer``; False when what answers is closed."""
         if isinstance(message, SessionRequest | Question):
             return self._begin(message, reply, peer)
         name = name_of(message)
         served = self._served.get(name)
-        if served is None or served.holder not in self._tokens:
-            self._deny(message, reply, served.holder if served is not None else None)
+        if served is None:
+            self._deny(message, reply)
             return True
         fault = ""
         for key in served.keys:
@@ -106,13 +108,12 @@ class Authenticator:
                 served.keys = [key]
             if isinstance(message, SessionClose | QuestionEnd):
                 self._served.pop(name, None)
-        link = self._link(served.holder, peer)
-        return bool(self._engine.submit(message, lambda answer: reply(self._signed(answer)), link))
+        return self._serve(message, lambda answer: reply(self.sign(answer)), self._link(served.holder, peer))
 
-    def disconnect(self, peer: Hashable) -> None:
-        self._engine.disconnect(peer)
-        for known in [known for known in self._links if known[0] == peer]:
-            self._engine.disconnect(self._links.pop(known))
+    def sign(self, answer: Message) -> Message:
+        """An answer with its tag, if it is about a session or a question that is served."""
+        served = self._served.get(name_of(answer))
+        return answer if served is None else served.keys[0].sign(answer)
 
     def _begin(self, message: SessionRequest | Question, reply: Answer, peer: Hashable) -> bool:
         holder = self._tokens.proven_by(message)
@@ -120,60 +121,55 @@ class Authenticator:
             self._drop(message, "forged" if message.tag else "missing")
             reply(_refused(message, _ASK_FOR_PROOF))
             return True
-        nonce = message.nonce
         with self._lock:
-            copy, before = nonce in self._nonces, self._nonces.setdefault(nonce, None)
+            copy, before = message.nonce in self._nonces, self._nonces.setdefault(message.nonce, None)
             if len(self._nonces) > _NONCES:
                 self._nonces.popitem(last=False)
-        if copy:  # the robot's own, because no answer came yet, or a stranger's: it changes nothing
-            self._engine.metrics.dropped["replayed"].inc()
-            if before is not None:
-                reply(before)
-            return True
         link = self._link(holder, peer)
         if isinstance(message, Question):
+            if copy:
+                return True
             self._keep(name_of(message), _Served([holder.proof.question_key(message, robot=False)], holder))
-            return bool(self._engine.submit(message, lambda answer: reply(self._signed(answer)), link))
+            return self._serve(message, lambda answer: reply(self.sign(answer)), link)
+        if before is not None:  # the robot's own copy, or a stranger's: it changes nothing
+            reply(before)
+            return True
         request = msgspec.structs.replace(message, resume=self._engines_ticket(message.resume))
-        return bool(self._engine.submit(request, lambda answer: reply(self._answered(message, holder, answer)), link))
+        return self._serve(request, lambda answer: self._answer(message, holder, answer, reply), link)
 
     def _link(self, holder: TokenHolder, peer: Hashable) -> Hashable:
-        """Whose a message is: its connection's, or over a topic, which names nobody, its robot's."""
-        if isinstance(peer, RobotLink) or not holder.name:
+        """Whose a message is: its robot's, where robots have names, since a topic names nobody."""
+        if not holder.name:
             return peer
-        link = self._links.setdefault((peer, holder.name), RobotLink("", sys.maxsize, sys.maxsize, holder.name))
-        link.max_sessions_of_account = holder.sessions or sys.maxsize
-        return link
+        return self._links.setdefault(holder.name, RobotLink(holder.name, holder.sessions or sys.maxsize))
 
-    def _answered(self, request: SessionRequest, holder: TokenHolder, answer: Message) -> Message:
-        """An answer to the session that ``request`` opened or resumed, tagged."""
+    def _answer(self, request: SessionRequest, holder: TokenHolder, answer: Message, reply: Answer) -> object:
+        """Send the answer to a request, tagged; those to its copies change nothing."""
         if not isinstance(answer, SessionReply):
-            if isinstance(answer, Refusal) and not answer.session:
-                with self._lock:
-                    self._nonces.pop(request.nonce, None)  # too many requests wait: it may be sent again
-            return self._signed(answer)
-        fresh = msgspec.structs.replace(answer, nonce=secrets.token_bytes(NONCE_BYTES), ticket=b"")
-        key = holder.proof.session_key(request.nonce, fresh, robot=False)
-        if answer.session:
-            before = self._served.get(answer.session)
-            shown = [k for k in before.keys if k.ticket == request.resume] if before is not None else []
-            self._keep(answer.session, _Served([key, *shown], holder, answer.ticket))
-        signed = key.sign(fresh)
+            return reply(self.sign(answer))
         with self._lock:
+            if self._nonces.get(request.nonce) is not None:
+                return None
+            fresh = msgspec.structs.replace(answer, nonce=secrets.token_bytes(NONCE_BYTES), ticket=b"")
+            key = holder.proof.session_key(request.nonce, fresh, robot=False)
+            if answer.session:
+                before = self._served.get(answer.session)
+                shown = [k for k in before.keys if k.ticket == request.resume] if before is not None else []
+                self._note(answer.session, _Served([key, *shown], holder, answer.ticket))
+            signed = key.sign(fresh)
             if request.nonce in self._nonces:
                 self._nonces[request.nonce] = signed
-        return signed
-
-    def _signed(self, answer: Message) -> Message:
-        served = self._served.get(name_of(answer))
-        return answer if served is None else served.keys[0].sign(answer)
+        return reply(signed)
 
     def _keep(self, name: Hashable, served: _Served) -> None:
         with self._lock:
-            self._served[name] = served
-            self._served.move_to_end(name)
-            if len(self._served) > self._limit:
-                self._served.popitem(last=False)
+            self._note(name, served)
+
+    def _note(self, name: Hashable, served: _Served) -> None:
+        self._served[name] = served
+        self._served.move_to_end(name)
+        if len(self._served) > self._limit:
+            self._served.popitem(last=False)
 
     def _engines_ticket(self, ticket: bytes) -> bytes:
         """The engine's ticket of the session that a robot's ticket resumes; the robot's, which none has, otherwise."""
@@ -183,31 +179,29 @@ class Authenticator:
                     return served.ticket
         return ticket
 
-    def _deny(self, message: Any, reply: Answer, holder: TokenHolder | None) -> None:
-        """Tell the sender of a message that the verifier does not know what it belongs to: perhaps it was restarted.
+    def _deny(self, message: Any, reply: Answer) -> None:
+        """Tell the sender of a message that nothing is known of what it belongs to: perhaps this was restarted.
 
-        Only a robot whose token made the answer takes it: without its ``holder`` each of a few tokens makes one.
+        Only a robot whose token made the answer takes it, so each of a few tokens makes one.
         """
         if len(message.tag) != TAG_BYTES:
             self._drop(message, "missing")
-        elif isinstance(message, Observation | Draft | DraftTokens):
+            return
+        denial: Message
+        if isinstance(message, Observation | Draft | DraftTokens):
             numbers = {Draft: "round", DraftTokens: "stream"}
             number = getattr(message, numbers.get(type(message), ""), 0)
-            code = RefusalCode.UNKNOWN_SESSION
-            refusal = Refusal(message.session, message.reply, number, code, _UNKNOWN)
-            self._engine.metrics.sending(refusal)
-            self._send_denial(refusal, message.tag, reply, holder)
+            denial = Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
         elif isinstance(message, Proposal | Verdict | Reveal):
-            end = QuestionEnd(message.ask, message.attempt, EndCode.UNKNOWN, _UNKNOWN_QUESTION)
-            self._send_denial(end, message.tag, reply, holder)
-
-    def _send_denial(self, denial: Message, about: bytes, reply: Answer, holder: TokenHolder | None) -> None:
-        holders = [holder] if holder is not None else islice(self._tokens, _DENIALS)
-        for each in holders:
-            reply(each.proof.deny(denial, about))
+            denial = QuestionEnd(message.ask, message.attempt, EndCode.UNKNOWN, _UNKNOWN_QUESTION)
+        else:
+            return
+        for holder in islice(self._tokens, _DENIALS):
+            reply(holder.proof.deny(denial, message.tag))
 
     def _drop(self, message: Message, fault: str) -> None:
-        self._engine.metrics.dropped[fault].inc()
+        if self._metrics is not None:
+            self._metrics.dropped[fault].inc()
         self.dropped.add(message, fault)
 
 

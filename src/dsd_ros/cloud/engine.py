@@ -23,23 +23,27 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request, constraint_of
-from dsd_ros.cloud.settings import PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, EngineSettings
-from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
-from dsd_ros.cloud.verification import (
+from dsd_ros.cloud.rounds import (
+    Answer,
     PendingPrompt,
     PendingRound,
+    ReplyState,
     RoundRefused,
+    Session,
+    Target,
+    TargetModel,
     Work,
-    check_in_step,
-    end_reply,
-    open_reply,
 )
+from dsd_ros.cloud.sessions import SessionTable, check_request, constraint_of
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.cloud.verification import check_in_step, end_reply, open_reply
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import (
+    MAX_FRAME_BYTES,
     Draft,
     DraftTokens,
     Message,
@@ -116,9 +120,7 @@ class VerifierEngine:
         self._clock = clock
         self.metrics = Metrics(self)
         self._sessions = SessionTable(self.settings, self.metrics.ended, self.metrics.over_limit)
-        self._queue: TurnQueue[_Turn] = TurnQueue(
-            MAX_WAITING_PER_SESSION, self.settings.memory_mb * WAITING_BYTES_OF_A_MB
-        )
+        self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
         count = self.settings.max_batch if self.target.concurrent else 1
@@ -147,9 +149,9 @@ class VerifierEngine:
         """Whether every worker runs; without one not everything is answered any more."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def has_room(self, account: str) -> bool:
-        """Whether a robot of this account (``RobotLink.account``) can open or resume a session now."""
-        return self._sessions.has_room(account)
+    def has_room(self) -> bool:
+        """Whether a new robot can open a session now."""
+        return self._sessions.has_room()
 
     def held_sessions(self) -> tuple[int, int]:
         """How many sessions are held whose robot's link is up, and whose is down."""
@@ -307,8 +309,6 @@ class VerifierEngine:
             return open_reply(self.target, message, session.pictures)
         except UnknownPicture as error:
             return error
-        finally:
-            self._sessions.release_pictures(self.settings.memory_mb * PICTURE_BYTES_OF_A_MB)
 
     # ------------------------------------------------------------------ worker: schedule, run, send
 
@@ -346,18 +346,6 @@ class VerifierEngine:
                 self._failed("a round")
         if rounds:
             self.metrics.passed(time.perf_counter() - began)
-        if self.settings.kv_cache_gb:
-            self._drop_caches()
-
-    def _drop_caches(self) -> None:
-        """Keep the sessions' KV caches within their limit."""
-
-        def busy(session: Session) -> bool:
-            return self._queue.waits(session.id, accounts_of(session.peer))
-
-        most = int(self.settings.kv_cache_gb * 1e9)
-        for session in self._sessions.drop_caches(most, self.model.eos_token_ids, busy):
-            self.metrics.dropped_cache(session)
 
     def _schedule(self, turns: list[_Turn]) -> list[Work]:
         """What the target has to do in one pass; everything else about the turns is done here."""
@@ -594,8 +582,7 @@ class VerifierEngine:
         try:
             if reply is None or draft.reply > reply.number:
                 if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
-                    missing = "was dropped to make room" if draft.reply == session.dropped[0] else "has not arrived"
-                    sentence = f"the observation of reply {draft.reply} {missing}; send it before the draft"
+                    sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
                     raise RoundRefused(RefusalCode.NO_OBSERVATION, sentence)
             elif draft.reply < reply.number:
                 pass  # of a reply that is over
@@ -605,10 +592,6 @@ class VerifierEngine:
                 self._complete(session, reply, draft)
             elif 1 <= draft.round <= reply.rounds:
                 self._resend(session, reply, draft)
-            elif reply.number == session.dropped[0] and draft.round > reply.rounds + 1 and not draft.assumed:
-                # The observation was a late copy, read after the cache was dropped: the robot is further on.
-                session.dropped, session.reply = (reply.number, draft.round - 1), None
-                return self._verify(draft, peer)
             else:
                 check_in_step(reply, draft)
                 return PendingRound(session, reply, draft)

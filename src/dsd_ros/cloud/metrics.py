@@ -9,29 +9,21 @@ makes a new series. No line holds an instruction, a ticket or a token.
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
-from prometheus_client.metrics_core import HistogramMetricFamily
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from dsd_ros import __version__
+from dsd_ros.cloud.rounds import Answer, PendingRound, ReplyState, Session
 from dsd_ros.cloud.sessions import STATES
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Refusal, RefusalCode, SessionReply
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.engine import VerifierEngine
-    from dsd_ros.cloud.sessions import Answer, ReplyState, Session
-    from dsd_ros.cloud.verification import PendingRound
 
 _log = logging.getLogger(__name__)
 disable_created_metrics()  # they would be a second series for each
@@ -41,9 +33,9 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full", "draining", "address", "robot", "files", "memory", "flood")
-SESSION_LIMITS = ("total", "address", "robot", "connection")
-DROPPED = ("missing", "forged", "replayed")  # a message's tag
+REFUSED_CONNECTIONS = ("token", "full", "draining", "robot")
+SESSION_LIMITS = ("total", "robot")
+DROPPED = ("missing", "forged", "replayed")  # a message's tag, over DDS
 
 
 class _Counters(dict[str, Counter]):
@@ -51,42 +43,6 @@ class _Counters(dict[str, Counter]):
 
     def __missing__(self, value: str) -> Counter:
         return self[OTHER]
-
-
-class _Histogram(Collector):
-    """A histogram, with a series for each value of ``label``; prometheus_client's takes three times as long a value."""
-
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], label: str = "", values: Sequence[str] = ("",)
-    ) -> None:
-        self._name, self._text, self._bounds = name, text, [*map(float, bounds), math.inf]
-        self._labels = [label] if label else []
-        self._series = {value: ([0] * len(self._bounds), [0.0]) for value in values}  # counts by bound, the sum
-        self._lock = threading.Lock()
-
-    def observer(self, value: str = "") -> Callable[[float], None]:
-        """What adds an amount to a series."""
-        (counts, total), bounds, lock = self._series[value], self._bounds, self._lock
-
-        def observe(amount: float) -> None:
-            place = bisect_left(bounds, amount)
-            with lock:
-                counts[place] += 1
-                total[0] += amount
-
-        return observe
-
-    def describe(self) -> list[HistogramMetricFamily]:
-        return [HistogramMetricFamily(self._name, self._text, labels=self._labels)]
-
-    def collect(self) -> list[HistogramMetricFamily]:
-        family = self.describe()[0]
-        names = [floatToGoString(bound) for bound in self._bounds]
-        with self._lock:
-            for value, (counts, total) in self._series.items():
-                buckets = list(zip(names, accumulate(counts), strict=True))
-                family.add_metric([value] if self._labels else [], buckets, total[0])
-        return [family]
 
 
 class Metrics:
@@ -129,8 +85,6 @@ class Metrics:
         self._not_opened = self._counter("sessions_refused_total", "Requests for a session refused.")
         over = "Sessions refused because a limit is reached."
         self._over = self._counters("sessions_over_limit_total", over, "reason", SESSION_LIMITS)
-        dropped = "KV caches dropped because all together exceed kv_cache_gb."
-        self._caches_dropped = self._counter("kv_caches_dropped_total", dropped)
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
         self.connected = self._gauge("connections", "Robots' connections.").inc
         self.moved = self._counter("connections_moved_total", "Connections closed so that their robots move on.").inc
@@ -138,7 +92,7 @@ class Metrics:
         self._robot_rounds = self._counter("robot_rounds_total", "Passes and rounds, by the robot's name.", "robot")
         over = "Connections and sessions refused at a robot's own limit, by its name."
         self._robot_refused = self._counter("robot_refusals_total", over, "robot")
-        refused = "Connections refused or cut off: wrong token, or a limit reached."
+        refused = "Connections refused: wrong token, or a limit reached."
         self.refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
         dropped = "Messages dropped because their tag is missing, forged or replayed."
         self.dropped = self._counters("messages_dropped_total", dropped, "reason", DROPPED)
@@ -156,20 +110,18 @@ class Metrics:
         # What an API would bill, and what vLLM counts under these names.
         self._prompt = self._counter("prompt_tokens_total", "Tokens of prompts read, with those of pictures.").inc
         self._generated = self._counter("generation_tokens_total", "Tokens of replies.").inc
-        self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS).observer()
+        self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS).observe
         together = "Replies whose passes or rounds the target made together."
-        self.passing = self._histogram("pass_rounds", together, BATCH).observer()
+        self.passing = self._histogram("pass_rounds", together, BATCH).observe
         passed = "One pass of the target for all of them, and sending their results."
-        self.passed = self._histogram("pass_seconds", passed, SECONDS).observer()
+        self.passed = self._histogram("pass_seconds", passed, SECONDS).observe
         modes = (*PRESETS, OTHER)
-        seconds = self._histogram(
-            "round_seconds", "One pass or round in the target, exits included.", SECONDS, "mode", modes
-        )
-        self._round_seconds = {mode: seconds.observer(mode) for mode in modes}
+        seconds = self._histogram("round_seconds", "One pass or round in the target, exits included.", SECONDS, "mode")
+        self._round_seconds = {mode: seconds.labels(mode).observe for mode in modes}
         reading = "Reading one observation with the target."
-        self._read_seconds = self._histogram("observation_seconds", reading, SECONDS).observer()
+        self._read_seconds = self._histogram("observation_seconds", reading, SECONDS).observe
         waited = "How long an observation, a pass or a round waited for its turn."
-        self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observer()
+        self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observe
         refused = "Rounds, drafts, observations and frames refused."
         self._refusals = self._counters("refusals_total", refused, "code", (code.value for code in RefusalCode))
         self._early = self._counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
@@ -188,12 +140,8 @@ class Metrics:
         family = self._counter(name, text, label)
         return _Counters({value: family.labels(value) for value in (*values, OTHER)})
 
-    def _histogram(
-        self, name: str, text: str, bounds: Sequence[float], label: str = "", values: Sequence[str] = ("",)
-    ) -> _Histogram:
-        histogram = _Histogram(f"dsd_verifier_{name}", text, bounds, label, values)
-        self.registry.register(histogram)
-        return histogram
+    def _histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"dsd_verifier_{name}", text, labels, registry=self.registry, buckets=bounds)
 
     def _read(self, figure: Callable[[VerifierEngine], int]) -> float:
         engine = self._engine()
@@ -239,11 +187,6 @@ class Metrics:
             self._robot_sessions.labels(session.robot).dec()
         _log.info("session %s", reason, extra={"session": session.id} | _robot(session.robot))
 
-    def dropped_cache(self, session: Session) -> None:
-        """A session's KV cache was dropped to make room."""
-        self._caches_dropped.inc()
-        _log.info("KV cache dropped to make room", extra={"session": session.id, "reply": session.dropped[0]})
-
     def over_limit(self, limit: str, robot: str) -> None:
         """A session of ``robot``, "" without a name, was refused because one of SESSION_LIMITS is reached."""
         self._over[limit].inc()
@@ -258,7 +201,7 @@ class Metrics:
                 family.labels(name)
 
     def refused(self, reason: str, robot: str = "") -> None:
-        """A connection was refused or cut off, for one of REFUSED_CONNECTIONS."""
+        """A connection was refused, for one of REFUSED_CONNECTIONS."""
         self.refused_connections[reason].inc()
         if reason == "robot":
             self._robot_refused.labels(robot).inc()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine behind a websocket: TLS, a bearer token, and connections that cannot hurt each other.
+"""The engine behind a websocket: TLS, a bearer token, and a bound on sessions and connections for each token.
+
+Floods from strangers are the business of the proxy in front (docs/operations.md).
 
 The event loop only moves frames; models run on the engine's thread.
 """
@@ -15,38 +17,34 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from dsd_ros.cloud.authentication import Authenticator
-from dsd_ros.cloud.connections import Door, DoorLimits, Listener, RobotConnection, library_log
+from dsd_ros.cloud.connections import RobotConnection
 from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
-from dsd_ros.cloud.sessions import Answer, full
-from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, is_loopback
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.limits import largest_vocabulary
+from dsd_ros.cloud.metrics_server import MetricsServer, ServerError, listen_error
+from dsd_ros.cloud.rounds import Answer
+from dsd_ros.cloud.sessions import full
+from dsd_ros.cloud.settings import VerifierSettings, is_loopback
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.messages import (
-    FIRST_FRAME_BYTES,
-    MAX_FRAME_BYTES,
-    Message,
-    Observation,
-    QuestionReply,
-    Refusal,
-    RefusalCode,
-    SessionReply,
-)
+from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Observation, Refusal, RefusalCode, SessionReply
 from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION, Outbox
 from dsd_ros.wire.turns import RobotLink
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _log = logging.getLogger(__name__)
+# What strangers send instead of an upgrade request is no news, and the library has a traceback for each.
+_library_log = logging.getLogger(f"{__name__}.library")
+_library_log.setLevel(logging.CRITICAL)
 
 # A robot reads what it asked for. One that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
@@ -54,9 +52,9 @@ PAUSE_FRAMES = 64  # so many unread pause its replies
 MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
-RELOAD_POLL_S = 5.0  # how often changed files are noticed
+CLOSE_TIMEOUT_S = 0.4
 QUIET_S = 5.0  # without a message, a robot is between two replies; one that waits sends again sooner
-_LOOK_S = 0.2  # how often connections are looked at
+_LOOK_S = 0.2  # how often a draining verifier looks for connections between two replies
 _MOST_REASON = 120  # characters of a close frame's sentence
 _SHUTTING_DOWN = "the verifier is shutting down"
 
@@ -72,7 +70,7 @@ class Served(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def alive(self) -> bool: ...
-    def has_room(self, account: str) -> bool: ...
+    def has_room(self) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
     def resume(self, peer: Hashable) -> None: ...
@@ -80,88 +78,134 @@ class Served(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class VerifierServer(ServerThread):
-    """Serves an engine to robots. The engine stays the caller's.
+class VerifierServer:
+    """Serves an engine to robots, on a thread and an event loop of its own. The engine stays the caller's.
 
     with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
         print(server.url)
     """
 
-    connection_type = RobotConnection
-
     def __init__(self, engine: Served, settings: VerifierSettings) -> None:
         """ServerError or ValueError when tokens, certificate or key cannot be used."""
-        super().__init__(settings.host, settings.port)
         self._engine = engine
         self._settings = settings
         self._tokens = Tokens.of(settings.token_file, settings.tokens_file)
-        self._submit = engine.submit
-        self._guard: Authenticator | None = None
-        if self._tokens is not None:
-            self._guard = Authenticator(engine, self._tokens, settings.max_sessions)
-            self._submit = self._guard.submit
         self._certificate = Certificate(settings.certificate, settings.key) if settings.certificate else None
-        self._served: set[RobotConnection] = set()  # connections of robots
         self._ends = engine.model.eos_token_ids
         self._full = full(settings)
+        self.url = ""
+        self._server: Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = asyncio.Event()
+        self._failure: Exception | None = None
+        self._links: weakref.WeakSet[RobotConnection] = weakref.WeakSet()  # connections, those in their opening too
+        self._served: set[RobotConnection] = set()  # connections of robots
         self._draining = False
         self._closing: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
-        limits = DoorLimits(
-            2 * settings.max_sessions,
-            settings.connections_per_address,
-            settings.messages_per_second,
-            settings.memory_mb * RECEIVING_BYTES_OF_A_MB,
-        )
-        self.door = Door(limits, engine.metrics.refused)
+        self._name_robots()
 
     def start(self) -> str:
-        url = super().start()
-        if self._tokens is None and not is_loopback(self.host):
-            _log.warning("no token file is set: whoever reaches %s can use this verifier", url)
-        return url
+        """Listen, and return the URL; ServerError when that is not possible."""
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="verifier", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        if self._tokens is None and not is_loopback(self._settings.host):
+            _log.warning("no token file is set: whoever reaches %s can use this verifier", self.url)
+        return self.url
 
-    def connect(self, *args: Any, **kwargs: Any) -> ServerConnection:
-        connection = super().connect(*args, **kwargs)
-        connection.door = self.door  # type: ignore[attr-defined]
-        return connection
+    def close(self) -> None:
+        """Close every connection and give back thread and sockets, within a second; any number of times."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._in_loop(self._stop.set)
+            thread.join()
 
-    async def listen(self, listener: Listener) -> Server:
-        tls: dict[str, Any] = {}
-        if self._certificate is not None:
-            tls = {"ssl": self._certificate.context, "ssl_handshake_timeout": OPEN_TIMEOUT_S}
-        if self._keeper is None or self._keeper.done():
-            self._keeper = asyncio.create_task(self._keep())
-        server: Server = await serve(
-            self._handle,  # type: ignore[arg-type]  # ``connect`` makes its connections
-            sock=listener,
-            logger=library_log,
-            **tls,
-            process_request=self._admit,
-            create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
-            compression=None,
-            max_size=FIRST_FRAME_BYTES,
-            max_queue=4,
-            write_limit=0,
-            open_timeout=OPEN_TIMEOUT_S,
-            close_timeout=CLOSE_TIMEOUT_S,
-            ping_interval=10,
-            ping_timeout=20,
-            server_header=None,
-        )
-        return server
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
-    def url_of(self, address: str) -> str:
-        return f"{'wss' if self._certificate is not None else 'ws'}://{address}"
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _in_loop(self, action: Callable[[], object]) -> None:
+        """Run ``action`` in the event loop, from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the server has shut down
+                self._loop.call_soon_threadsafe(action)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        settings, tls = self._settings, self._certificate is not None
+        options: dict[str, Any] = {"ssl": self._certificate.context} if self._certificate is not None else {}
+        if tls:
+            options["ssl_handshake_timeout"] = OPEN_TIMEOUT_S
+        try:
+            self._server = await serve(
+                self._handle,  # type: ignore[arg-type]  # ``_connect`` makes its connections
+                settings.host,
+                settings.port,
+                process_request=self._admit,
+                create_connection=self._connect,  # type: ignore[arg-type]  # a factory is as good
+                logger=_library_log,
+                compression=None,
+                max_size=MAX_FRAME_BYTES,
+                max_queue=4,
+                write_limit=0,
+                open_timeout=OPEN_TIMEOUT_S,
+                close_timeout=CLOSE_TIMEOUT_S,
+                ping_interval=10,
+                ping_timeout=20,
+                server_header=None,
+                **options,
+            )
+            host, port = next(iter(self._server.sockets)).getsockname()[:2]
+            self.url = f"{'wss' if tls else 'ws'}://{f'[{host}]' if ':' in host else host}:{port}"
+        except OSError as error:
+            self._failure = listen_error(f"port {settings.port} on {settings.host}", "any free one", error)
+            return
+        finally:
+            ready.set()
+        await self._stop.wait()
+        self._server.close()
+        # A peer that does not answer the closing handshake is not waited for.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._server.wait_closed(), 2 * CLOSE_TIMEOUT_S)
+        for link in self._links:
+            transport = getattr(link, "transport", None)  # None: it never got past the TLS handshake
+            if transport is not None:
+                transport.abort()
+
+    def _connect(self, *args: Any, **kwargs: Any) -> RobotConnection:
+        link = RobotConnection(*args, **kwargs)
+        self._links.add(link)
+        return link
 
     def reload(self) -> None:
-        """Read certificate and tokens again if their files have changed. From any thread.
+        """Read certificate and tokens again. From any thread.
 
         Open connections stay, but those whose token is no longer taken.
         """
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the server has shut down
-                self._loop.call_soon_threadsafe(self._reload)
+        self._in_loop(self._reload)
+
+    def _reload(self) -> None:
+        if self._certificate is not None:
+            self._certificate.reload()
+        if self._tokens is None or not self._tokens.reload():
+            return
+        self._name_robots()
+        for connection in list(self._served):
+            if connection.holder is not None and connection.holder not in self._tokens:
+                self._end(connection, CloseCode.POLICY_VIOLATION, "its token is no longer taken")
+
+    def _name_robots(self) -> None:
+        """Have the metrics count every robot that has a token by now."""
+        if self._tokens is not None:
+            self._engine.metrics.name_robots(self._tokens.names)
 
     def drain(self, seconds: float, stop: threading.Event | None = None) -> None:
         """Take no more robots, send each elsewhere after its reply, and return when none is left.
@@ -169,36 +213,19 @@ class VerifierServer(ServerThread):
         At the latest after ``seconds``, or when ``stop`` is set. Robots in the middle of a reply go on at another
         verifier. From another thread than the server's.
         """
-        loop = self._loop
-        if loop is None or seconds <= 0:
+        server = self._server
+        if server is None or seconds <= 0:
             return
         self._draining = True
-        loop.call_soon_threadsafe(self.stop_listening)
+        self._in_loop(server.server.close)  # accepts no more; open connections stay
         until, stop = time.monotonic() + seconds, stop or threading.Event()
-        while self._served and time.monotonic() < until and not stop.wait(_LOOK_S / 4):
-            pass
+        while self._served and time.monotonic() < until and not stop.wait(_LOOK_S):
+            self._in_loop(self._move_idle)
 
-    async def _keep(self) -> None:
-        """Look after what changes by itself: files, and robots that a draining verifier sends elsewhere."""
-        next_reload = time.monotonic() + RELOAD_POLL_S
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            if time.monotonic() >= next_reload:
-                self._reload()
-                next_reload = time.monotonic() + RELOAD_POLL_S
-            for connection in list(self._served) if self._draining else ():
-                if connection.between_replies(QUIET_S):
-                    self._move(connection)
-
-    def _reload(self) -> None:
-        if self._certificate is not None:
-            self._certificate.reload()
-        if self._tokens is None or self._guard is None or not self._tokens.reload():
-            return
-        self._guard.name_robots()
+    def _move_idle(self) -> None:
         for connection in list(self._served):
-            if connection.holder is not None and connection.holder not in self._tokens:
-                self._end(connection, CloseCode.POLICY_VIOLATION, "its token is no longer taken")
+            if connection.between_replies(QUIET_S):
+                self._move(connection)
 
     def _move(self, connection: RobotConnection) -> None:
         self._engine.metrics.moved()
@@ -212,77 +239,73 @@ class VerifierServer(ServerThread):
         task.add_done_callback(self._closing.discard)
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """None for a robot that may connect; a response for others, and for plain HTTP requests."""
+        """None for a robot that may connect; a response for others, before they can send a frame."""
         assert isinstance(connection, RobotConnection)
         path, metrics = request.path.partition("?")[0], self._engine.metrics
-        if path == "/healthz":
-            return respond(connection, request, metrics.registry)
-        if path == "/readyz":
-            return respond(connection, request, metrics.registry, self.unready())
+        if path in ("/healthz", "/readyz"):
+            sentence = self.unready() if path == "/readyz" else ""
+            status = http.HTTPStatus.SERVICE_UNAVAILABLE if sentence else http.HTTPStatus.OK
+            return connection.respond(status, f"{sentence or 'ok'}\n")
         if self._tokens is not None:
             connection.holder = self._tokens.shown_by(_single(request.headers.get_all("Authorization")))
             if connection.holder is None:
                 metrics.refused("token")
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
-        if path == "/metrics" and connection.robot:
-            sentence = "no robot's token reads what others do; metrics are on the verifier's metrics port\n"
-            return connection.respond(http.HTTPStatus.FORBIDDEN, sentence)
-        if path == "/metrics":
-            return respond(connection, request, metrics.registry)
-        return self._refuse(connection)
+        reason, sentence = self._refusal(connection)
+        if not reason:
+            return None
+        metrics.refused(reason, connection.robot)
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
+
+    def _refusal(self, connection: RobotConnection) -> tuple[str, str]:
+        """Why a robot may not connect now, as one of REFUSED_CONNECTIONS and as a sentence; empty: it may."""
+        if self._draining:
+            return "draining", _SHUTTING_DOWN
+        # As many again as sessions: of those that a robot has left, and has not closed.
+        if len(self._served) >= 2 * self._settings.max_sessions:
+            return "full", self._full
+        robot, most = connection.robot, 2 * self._most_sessions(connection)
+        if robot and sum(other.robot == robot for other in self._served) >= most:
+            return "robot", (
+                f"the robot {robot} already has its {most} connections, two a session; close some, or raise its "
+                "'sessions' in the verifier's tokens file"
+            )
+        return "", ""
+
+    def _most_sessions(self, connection: RobotConnection) -> int:
+        """Sessions that a robot may hold. Where robots have no names, all of them share one token."""
+        holder, settings = connection.holder, self._settings
+        if holder is None or not holder.name:
+            return settings.max_sessions
+        return holder.sessions or settings.sessions_per_robot
 
     def unready(self) -> str:
         """Why this verifier takes no new robot now, in one sentence; empty: it does."""
         if self._draining:
             return _SHUTTING_DOWN
-        return "" if self._engine.has_room("") else self._full
-
-    def _refuse(self, connection: RobotConnection) -> Response | None:
-        """The answer to a robot that may not connect; None: it may."""
-        refusal = _SHUTTING_DOWN if self._draining else ""
-        if refusal:
-            self._engine.metrics.refused("draining", connection.robot)
-        elif not self._engine.has_room(connection.account):
-            refusal = self._full
-            self._engine.metrics.refused("full", connection.robot)
-        else:
-            refusal = self.door.refusal(connection)
-        if not refusal:
-            return None
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{refusal}\n")
+        return "" if self._engine.has_room() else self._full
 
     async def _handle(self, connection: RobotConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
-        settings = self._settings
-        holder = connection.holder
-        sessions = holder.sessions if holder is not None and holder.sessions else settings.sessions_per_address
-        peer = RobotLink(connection.address, settings.sessions_per_connection, sessions, connection.robot)
-        with self.door.admitted(connection):
-            self._served.add(connection)
-            try:
-                await self._serve_robot(connection, peer)
-            finally:
-                self._served.discard(connection)
+        peer = RobotLink(connection.robot, self._most_sessions(connection))
+        self._served.add(connection)
+        try:
+            await self._serve_robot(connection, peer)
+        except Exception:
+            _log.exception("a robot's connection failed")
+        finally:
+            self._served.discard(connection)
 
     async def _serve_robot(self, connection: RobotConnection, peer: RobotLink) -> None:
         self._engine.metrics.connected(1)
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-
-        def in_loop(action: Callable[[], object]) -> None:
-            with contextlib.suppress(RuntimeError):  # the server has shut down
-                loop.call_soon_threadsafe(action)
-
+        ready, in_loop = asyncio.Event(), self._in_loop
         outbox = Outbox(limit=MAX_UNSENT_FRAMES, on_ready=lambda: in_loop(ready.set))
         paused = threading.Event()  # a reply pauses until the outbox is empty
 
         def answer(message: Message) -> bool:
-            if isinstance(message, (SessionReply, QuestionReply)) and not message.error:
-                in_loop(lambda: connection.allow_frames_of(self._most_bytes))
             if isinstance(message, SessionReply) and message.error == self._full:
-                in_loop(
-                    lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, message.error)
-                )  # another verifier may have room
+                # Another verifier may have room.
+                in_loop(lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, self._full))
                 return True
             if not outbox.put(message):
                 in_loop(connection.transport.abort)
@@ -307,11 +330,9 @@ class VerifierServer(ServerThread):
 
     async def _receive(self, connection: RobotConnection, peer: RobotLink, answer: Answer) -> None:
         """Hand the robot's frames to the engine, until it sends too much nonsense or the engine is closed."""
-        metrics, malformed, count = self._engine.metrics, 0, 0
+        metrics, malformed = self._engine.metrics, 0
         async for frame in connection:
-            count += 1
-            if (wait := connection.pause(count)) is not None:
-                await asyncio.sleep(wait)
+            await asyncio.sleep(0)  # one that sends without pause leaves others their turns
             metrics.received(len(frame))
             try:
                 message = decode(_binary(frame))
@@ -329,15 +350,9 @@ class VerifierServer(ServerThread):
                 self._move(connection)
                 return
             connection.carried(message, self._ends)
-            if not self._submit(message, answer, peer):
+            if not self._engine.submit(message, answer, peer):
                 await connection.close(1001, _SHUTTING_DOWN)
                 return
-
-    @property
-    def _most_bytes(self) -> int:
-        """Of a robot's message: what a full draft or a picture takes."""
-        evidence = 4 * MAX_DRAFT_LENGTH * largest_vocabulary(self._engine.model.vocab_size)
-        return min(MAX_FRAME_BYTES, max(evidence, self._settings.message_mb << 20) + 4096)
 
     async def _send(
         self,
@@ -380,8 +395,8 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
     """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
     SIGTERM drains the server first, as ``drain_s`` says; another signal ends that. SIGHUP has certificate and tokens
-    read again, if they have changed; a changed file is noticed without it within seconds. ServerError or ValueError
-    when the settings cannot be served; ServerError when the engine fails for good, so that whoever started the process
+    read again. ServerError or ValueError when the settings cannot be served;
+    ServerError when the engine fails for good, so that whoever started the process
     starts it again.
     """
     asked, at_once = threading.Event(), threading.Event()

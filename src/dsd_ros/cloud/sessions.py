@@ -6,166 +6,19 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Hashable, Iterable
 
-import numpy as np
-
-from dsd_ros.cloud.drafts import StreamedDraft
-from dsd_ros.cloud.exits import ExitRules
+from dsd_ros.cloud.rounds import Answer, Session, TargetModel
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.limits import largest_vocabulary
-from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, Message, Observation, Outcome, Refusal, SessionRequest
-from dsd_ros.wire.pictures import LastPictures, kept_pictures
+from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, SessionRequest
 from dsd_ros.wire.turns import RobotLink
 
-if TYPE_CHECKING:
-    from dsd_ros.cloud.target import TargetModel
-
-# Sends a message to a robot; False where the robot does not read what it was sent before.
-Answer = Callable[[Message], object]
 # A reply that its robot has cut off counts as being decoded until the next one begins.
 DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
-
-
-class Prefix(Protocol):
-    """A prompt and the verified tokens of its reply, as the target holds them."""
-
-    prompt_length: int  # tokens of the prompt, with those of the pictures
-    tokens: list[int]
-
-    @property
-    def unread(self) -> int:
-        """How many tokens of the prompt the target has not read yet; 0 where the target reads it whole at once."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values that this process holds; 0 where another does."""
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Extend the reply by verified tokens; the next pass takes them along."""
-
-
-@dataclass
-class ReplyState:
-    """The reply that a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
-
-    ``begun_at`` rounds were verified before by a verifier that has forgotten them: the robot stated them.
-    """
-
-    number: int
-    sequence: Prefix | None
-    prefill_us: int = 0
-    refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
-    outcomes: list[Outcome] = field(default_factory=list)
-    begun_at: int = 0
-    received: int = 0  # the robot has the outcomes of this many rounds for certain
-    ended: bool = False  # mode stream: by an end token, or at its longest length
-    owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
-    reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
-
-    @property
-    def tokens(self) -> list[int]:
-        """The verified tokens."""
-        return self.sequence.tokens if self.sequence is not None else []
-
-    @property
-    def held(self) -> int:
-        """Tokens of the prompt and of the reply."""
-        return self.sequence.prompt_length + len(self.sequence.tokens) if self.sequence is not None else 0
-
-    @property
-    def unread(self) -> int:
-        """How many tokens of the prompt the target has not read yet."""
-        return self.sequence.unread if self.sequence is not None else 0
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds are verified."""
-        return self.begun_at + len(self.outcomes)
-
-    def since(self, number: int) -> list[Outcome]:
-        """The outcomes of round ``number`` and those after it; the robot has those from before ``begun_at``."""
-        return self.outcomes[max(0, number - 1 - self.begun_at) :]
-
-
-@dataclass
-class Session:
-    """One robot's state. ``peer`` is who may use it; None while its link is down."""
-
-    id: int
-    ticket: bytes  # shown to resume it
-    request: SessionRequest
-    sampling: SamplingSettings
-    opener: tuple[Hashable, int]  # peer and request number: a duplicate of the request opens nothing
-    peer: Hashable | None
-    answer: Answer | None
-    last_used: float
-    exits: ExitRules | None = None  # None: no early outcomes
-    constraint: Constraint | None = None  # what its replies are held to
-    reply: ReplyState | None = None
-    draft: StreamedDraft = field(default_factory=StreamedDraft)  # mode stream
-    pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
-    account: str | None = None  # of its robot's last link, where that is known: the robot's name or its address
-    robot: str = ""  # its name, where each robot has a token of its own
-    dropped: tuple[int, int] = (
-        -1,
-        0,
-    )  # the last reply whose cache was dropped; the rounds that its robot has for certain
-    lacks: int = -1  # the newest reply whose observation named a picture that is not among them
-
-    @property
-    def streams(self) -> bool:
-        """Whether the target decodes by itself, and never waits for a draft."""
-        return mode(self.request.mode).streams
-
-    @property
-    def splits(self) -> bool:
-        """Whether the robot draws what follows a rejection."""
-        return self.proof is Proof.SPLIT and not self.sampling.greedy
-
-    @property
-    def proof(self) -> Proof:
-        """The proof that the robot's drafts come with."""
-        return Proof(self.request.proof) if self.request.proof else mode(self.request.mode).proof
-
-    @property
-    def newest(self) -> int:
-        """The newest reply that needs no observation (any more)."""
-        reply = self.reply  # once: another thread may change it
-        return reply.number if reply is not None else max(self.lacks, self.dropped[0]) - 1
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the reply's KV cache."""
-        reply = self.reply
-        return reply.sequence.cache_bytes if reply is not None and reply.sequence is not None else 0
-
-    def has_had(self, observation: Observation) -> bool:
-        """Whether an observation is a duplicate, or older than the reply in progress."""
-        reply = self.reply
-        if reply is not None and observation.reply == reply.number:
-            if self.streams:
-                return len(observation.verified) <= len(reply.tokens)
-            return observation.rounds <= reply.rounds  # else a late duplicate has begun it, after its cache was dropped
-        if observation.reply <= self.newest:
-            return True
-        # A duplicate from before its cache was dropped.
-        return observation.reply == self.dropped[0] and observation.rounds < self.dropped[1]
-
-    def drop_cache(self) -> None:
-        """Forget the reply. Its robot sends the observation again if it goes on, and how far it was."""
-        if self.reply is not None:
-            self.dropped, self.reply = (self.reply.number, self.reply.received), None
-
-    def send(self, message: Message) -> bool:
-        """Send to the peer that holds the session now; False if there is none, or if it does not read."""
-        answer = self.answer
-        return answer is not None and answer(message) is not False
 
 
 class SessionTable:
@@ -178,23 +31,21 @@ class SessionTable:
         on_limit: Callable[[str, str], object] = lambda *_: None,
     ) -> None:
         """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends, and
-        ``on_limit("total" | "address" | "robot" | "connection", robot's name)`` for each refused at a limit.
+        ``on_limit("total" | "robot", robot's name)`` for each refused at a limit.
         """
         self._settings = settings
         self._on_end, self._on_limit = on_end, on_limit
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
-        self._releasing = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def has_room(self, account: str) -> bool:
-        """Whether a robot of this account can open or resume a session now."""
+    def has_room(self) -> bool:
+        """Whether a new robot can open a session now."""
         with self._lock:
             sessions = self._sessions.values()
-            taken = len(sessions) >= self._settings.max_sessions
-            return not taken or any(session.peer is None or session.account == account for session in sessions)
+            return len(sessions) < self._settings.max_sessions or any(s.peer is None for s in sessions)
 
     def by_link(self) -> tuple[int, int]:
         """How many sessions have a peer, and how many have lost theirs."""
@@ -233,16 +84,15 @@ class SessionTable:
             known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
-                known.account = _account(peer)
                 return known, False
             robot = peer.robot if isinstance(peer, RobotLink) else ""
-            if isinstance(peer, RobotLink):
+            if isinstance(peer, RobotLink) and robot:
                 self._check_share(peer)
             self._make_room(robot)
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
-            session.account, session.robot = _account(peer), robot
+            session.robot = robot
             self._sessions[session.id] = session
             return session, True
 
@@ -265,43 +115,9 @@ class SessionTable:
             for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
                 self._end(id_, "expired")
 
-    def release_pictures(self, most: int) -> None:
-        """Forget the oldest pictures of the sessions that hold the most bytes of them, those without a link first,
-        until ``most`` bytes are left. Their robots send them again.
-        """
-        with self._releasing:
-            sessions = list(self._sessions.values())
-            held = sum(session.pictures.currsize for session in sessions)
-            while held > most:
-                largest = max(sessions, key=lambda s: (bool(s.pictures), s.peer is None, s.pictures.currsize))
-                with largest.pictures.lock:
-                    before = largest.pictures.currsize
-                    if not largest.pictures:
-                        return
-                    largest.pictures.popitem()
-                held += largest.pictures.currsize - before
-
     def cache_bytes(self) -> int:
         """Bytes of all sessions' KV caches."""
         return sum(session.cache_bytes for session in list(self._sessions.values()))
-
-    def drop_caches(self, most: int, end_tokens: frozenset[int], busy: Callable[[Session], bool]) -> list[Session]:
-        """Drop KV caches until ``most`` bytes are left; the sessions that had them.
-
-        First those of replies that have ended, then those unused for longest, and the last one used never, nor any of
-        a ``busy`` session. For the thread that verifies.
-        """
-        sessions = [session for session in list(self._sessions.values()) if session.cache_bytes]
-        sessions.sort(key=lambda session: session.last_used)
-        held, dropped = sum(session.cache_bytes for session in sessions), []
-        for session in sorted(sessions[:-1], key=lambda session: not _has_ended(session, end_tokens)):
-            if held <= most:
-                break
-            if not busy(session):
-                held -= session.cache_bytes
-                session.drop_cache()
-                dropped.append(session)
-        return dropped
 
     def clear(self) -> None:
         """Forget all sessions."""
@@ -325,37 +141,26 @@ class SessionTable:
             raise ValueError(full(self._settings))
 
     def _check_share(self, link: RobotLink) -> None:
-        """ValueError when the link, or its address, holds its share of the sessions."""
-        if sum(session.peer is link for session in self._sessions.values()) >= link.max_sessions:
-            self._on_limit("connection", link.robot)
-            raise ValueError(
-                f"this connection already holds its {link.max_sessions} sessions; close some, or raise the verifier's "
-                "sessions_per_connection"
-            )
-        mates = [session for session in self._sessions.values() if session.account == link.account]
-        if len(mates) < link.max_sessions_of_account or self._evict(mates):
+        """ValueError when the link's robot holds its share of the sessions."""
+        mates = [session for session in self._sessions.values() if session.robot == link.robot]
+        if len(mates) < link.max_sessions or self._evict(mates):
             return
-        self._on_limit("robot" if link.robot else "address", link.robot)
-        if link.robot:
-            raise ValueError(
-                f"the robot {link.robot} already holds its {len(mates)} sessions; close some, or raise its 'sessions' "
-                "in the verifier's tokens file"
-            )
+        self._on_limit("robot", link.robot)
         raise ValueError(
-            f"robots at this one's address already hold {len(mates)} sessions; close some, or raise the verifier's "
-            "sessions_per_address (behind a proxy all robots have one address)"
+            f"the robot {link.robot} already holds its {len(mates)} sessions; close some, or raise its 'sessions' "
+            "in the verifier's tokens file"
         )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End one of these sessions without a link: of the account that holds the most, the one unused for longest.
+        """End one of these sessions without a link: of the robot that holds the most, the one unused for longest.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
         detached = [session for session in sessions if session.peer is None]
         if not detached:
             return False
-        held = Counter(session.account for session in self._sessions.values())
-        self._end(min(detached, key=lambda session: (-held[session.account], session.last_used)).id, "evicted")
+        held = Counter(session.robot for session in self._sessions.values())
+        self._end(min(detached, key=lambda session: (-held[session.robot], session.last_used)).id, "evicted")
         return True
 
     def _end(self, session: int, reason: str) -> None:
@@ -370,10 +175,6 @@ def full(settings: EngineSettings) -> str:
     return (
         f"the verifier already holds its {settings.max_sessions} sessions; try again later, or raise its max_sessions"
     )
-
-
-def _account(peer: Hashable) -> str | None:
-    return peer.account if isinstance(peer, RobotLink) else None
 
 
 def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:

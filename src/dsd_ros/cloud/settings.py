@@ -25,9 +25,6 @@ def is_loopback(host: str) -> bool:
 
 BOTH_FILES = "token_file and tokens_file are both set; give the one that all robots share, or the one that names them"
 
-# What becomes of each MB (2^20 bytes) of ``EngineSettings.memory_mb``.
-PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, RECEIVING_BYTES_OF_A_MB = 512 << 10, 256 << 10, 256 << 10
-
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -37,23 +34,8 @@ class EngineSettings:
     session_expiry_s: float = option(
         120.0, "an unused session is dropped after this long, s", 0.1, 86_400.0, allowed="0.1 to 86400 seconds"
     )
-    memory_mb: int = option(
-        1024,
-        "memory for what robots send, MB: half for the pictures kept of their histories, a quarter for messages that "
-        "wait, a quarter for frames being received",
-        256,
-        1 << 20,
-    )
     max_batch: int = option(32, "robots whose rounds are verified in one pass, at most", 1, 4096)
     max_batch_tokens: int = option(2048, "tokens of one pass at most, those of prompts included", 1, 1 << 20)
-    kv_cache_gb: float = option(
-        0.0,
-        "memory for the sessions' KV caches, GB; beyond it the caches that were unused for longest are dropped, and "
-        "read again when their robots go on; 0: no limit",
-        0.0,
-        100_000.0,
-        allowed="0 (no limit) to 100000 GB",
-    )
     exit_share: float = option(
         0.25, "fraction of a CPU's pass that early exits may take; 0: no exits", 0.0, 1.0, allowed="0 (no exits) to 1"
     )
@@ -146,24 +128,10 @@ class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
 
     host: str = option("127.0.0.1", "address to listen on", check=check_host)
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
-    connections_per_address: int = option(
-        64,
-        "connections from one address, or of one robot of tokens_file; a proxy's robots share its address",
-        1,
-        100_000,
+    sessions_per_robot: int = option(
+        8, "sessions of one robot of tokens_file, and half its connections, unless the file says more", 1, 100_000
     )
-    messages_per_second: int = option(4000, "messages taken a second from one address, or robot", 100, 1_000_000)
-    message_mb: int = option(
-        20, "largest message of a robot, MB, unless the target's vocabulary needs more; 40 is the most", 1, 40
-    )
-    sessions_per_connection: int = option(8, "sessions held over one connection", 1, 100_000)
-    sessions_per_address: int = option(
-        32,
-        "sessions held from one address, or of one robot of tokens_file; a proxy's robots share its address",
-        1,
-        100_000,
-    )
-    token_file: str = option("", "file with the token that robots must present and prove; empty: none")
+    token_file: str = option("", "file with the token that robots must present; empty: none")
     allow_unauthenticated: bool = option(False, "do without tokens where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
     key: str = option("", "TLS private key, PEM")

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from dsd_ros.cloud.exits import ExitListener, Judge, Mask, Voice, confidence_of, unmasked
-from dsd_ros.cloud.sessions import Prefix, ReplyState
-from dsd_ros.cloud.verification import (
-    PendingPrompt,
-    PendingRound,
-    RoundRefused,
-    Work,
-    microseconds_since,
-    take_recovered,
-)
+from dsd_ros.cloud.rounds import OnEarly, PendingPrompt, PendingRound, ReplyState, RoundRefused, Work
+from dsd_ros.cloud.verification import microseconds_since, take_recovered
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
@@ -33,56 +25,6 @@ from dsd_ros.vlm.sequence import LayerHook, PromptChunk, Sequence as TokenSequen
 from dsd_ros.wire.messages import Outcome, SessionRequest
 
 _log = logging.getLogger(__name__)
-
-OnEarly = Callable[[PendingRound, Outcome], object]
-
-
-class TargetModel(Protocol):
-    """What a verifier reports about its model."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def tokenizer_fingerprint(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-
-
-@runtime_checkable
-class Target(Protocol):
-    """Verifies rounds. The engine's worker thread calls ``verify``, or several do if it is ``concurrent``."""
-
-    concurrent: bool  # it batches itself: each round is best given as it comes, while others are under way
-
-    @property
-    def model(self) -> TargetModel: ...
-
-    @property
-    def exit_layers(self) -> tuple[int, ...]:
-        """The layers that can forecast a round's outcome; empty when there are none."""
-
-    def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
-        """ValueError, one sentence, for a session that this target cannot serve."""
-
-    def prefill(self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]) -> Prefix:
-        """Read an observation: RGB uint8 (H, W, 3) and, oldest first, earlier pictures with their actions.
-
-        The prompt may stay ``unread``: ``verify`` is then asked to read it. VlmError for what the model cannot read.
-        Called by several threads, also during ``verify``.
-        """
-
-    def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
-        """Verify at most one round of each reply, and leave each reply's prefix at its verified tokens.
-
-        What is unread of a round's own prompt is read first. A ``PendingPrompt`` comes only for a prefix that is
-        ``unread``; its result is None. ``on_early`` gets the outcomes of early exits in the meantime. Each item is
-        yielded once, in any order, as soon as its result is known. A refused round leaves its reply unchanged. Never
-        raises for one item.
-        """
 
 
 @dataclass

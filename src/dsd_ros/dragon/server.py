@@ -54,7 +54,7 @@ QUESTION_MESSAGES = (Question, Proposal, Verdict, Reveal, QuestionEnd)
 _ENDED_REMEMBERED = 256
 _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
-_WAITING_BYTES = 256 << 20  # of evidence, in all
+_WAITING_BYTES = 64 << 20  # of evidence, of one link
 _MAX_TOKENS = 4096
 _FAILED = "the cloud could not go on with this answer; its log says why"
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relays between a robot's DDS topics and a remote verifier's websocket. No model and no torch in this process.
 
+Each transport has its own authentication: TLS and the token on the websocket, tags on the topics, and the bridge stands
+between them with one token file for both.
+
 configure reads the address, the token and the certificate; activate starts to dial without waiting for the verifier;
 deactivate disconnects. When the websocket breaks, messages under way are dropped and the bridge redials with backoff;
 the draft node's session notices by its own time-out, resends and resumes, because rounds are idempotent.
@@ -11,15 +14,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
+from dsd_ros.cloud.authentication import Authenticator
+from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import EXIT_BAD_START, run_main
 from dsd_ros.ros.settings import BridgeNodeSettings
+from dsd_ros.wire.authentication import bare
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, read_token
-from dsd_ros.wire.messages import Message
+from dsd_ros.wire.messages import Message, SessionReply, SessionRequest
 from dsd_ros.wire.websocket import WebsocketChannel
 
 _OUTBOX = 256
@@ -31,7 +37,7 @@ def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
     :raises ValueError, OSError: for an unusable address, token or certificate.
     """
     token = read_token(settings.token_file) if settings.token_file else None
-    return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None, relays=True)
+    return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
 
 
 class BridgeNode(ManagedNode[BridgeNodeSettings]):
@@ -66,6 +72,9 @@ class Relay:
         self._up = threading.Event()
         self._outbox: queue.Queue[Message | None] = queue.Queue(_OUTBOX)
         self._relayed = 0
+        tokens = Tokens.of(settings.token_file)
+        self._guard = Authenticator(self._take, tokens) if tokens is not None else None
+        self._openings: dict[int, Callable[[Message], object]] = {}  # requests of this link -> their answer's way
         self._topics = VerifierTopics(node, self._on_message)
         self._report(health.WARN, f"no link yet: dialling {settings.url}", calm=True)
         self._topics.start()
@@ -100,8 +109,27 @@ class Relay:
                 self._node.give_up(f"The bridge failed: {error!r}")
 
     def _on_message(self, message: Message) -> None:
-        if self._up.is_set():  # otherwise dropped: the sender times out and resends
+        if not self._up.is_set():
+            return  # the sender times out and resends
+        if self._guard is None:
             self._outbox_put(message)
+        else:
+            self._guard.submit(message, self._topics.publish, None)
+
+    def _take(self, message: Message, answer: Callable[[Message], object], _: Hashable) -> bool:
+        """Pass on what a robot with the token has sent."""
+        if isinstance(message, SessionRequest):
+            self._openings[message.request] = answer
+        self._outbox_put(bare(message))
+        return True
+
+    def _answer(self, message: Message) -> None:
+        if self._guard is None:
+            self._topics.publish(message)
+        elif not isinstance(message, SessionReply):
+            self._topics.publish(self._guard.sign(message))
+        elif (answer := self._openings.pop(message.request, None)) is not None:
+            answer(message)
 
     def _outbox_put(self, message: Message | None) -> None:
         try:
@@ -143,6 +171,7 @@ class Relay:
                 received = self._forward()
             finally:
                 self._up.clear()
+                self._openings.clear()
             # Do not reset for a link that is accepted and closed at once, or that carries no valid message.
             if received or time.monotonic() - began > self._settings.longest_wait_s:
                 backoff.reset()
@@ -156,6 +185,8 @@ class Relay:
                 message = self._channel.receive(timeout=1.0)
             except LinkTimeout:
                 figures = {"bytes up": self._channel.bytes_up, "bytes down": self._channel.bytes_down}
+                if self._guard is not None:
+                    figures["dropped messages"] = self._guard.dropped.count
                 self._report(health.OK, f"linked to {self._settings.url}", {"relayed": self._relayed, **figures})
                 continue
             except (LinkClosed, LinkRefused) as error:
@@ -164,7 +195,7 @@ class Relay:
             if not received:  # not when connected: a gateway without a verifier accepts a link and ends it
                 self._report(health.OK, f"linked to {self._settings.url}")
             received = True
-            self._topics.publish(message)
+            self._answer(message)
         return received
 
 

@@ -42,7 +42,11 @@ class _Service:
         tokens: Tokens | None,
     ) -> None:
         self.engine = engine
-        self.guard = Authenticator(engine, tokens, settings.engine.max_sessions) if tokens is not None else None
+        self.guard: Authenticator | None = None
+        self._submit = engine.submit
+        if tokens is not None:
+            self.guard = Authenticator(engine.submit, tokens, engine.metrics, settings.engine.max_sessions)
+            self._submit = self.guard.submit
         self._counted = 0, 0
         self._metrics = MetricsServer(engine.metrics.registry, settings)
         if settings.metrics_port:
@@ -69,7 +73,7 @@ class _Service:
         return ended
 
     def _on_message(self, message: Message) -> None:
-        (self.guard or self.engine).submit(message, self.topics.publish, _PEER)
+        self._submit(message, self.topics.publish, _PEER)
 
 
 class VerifierNode(ManagedNode[VerifierNodeSettings]):
@@ -124,8 +128,6 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         service = self._service
         if service is None or not self.active:
             return
-        if self._tokens is not None and service.guard is not None and self._tokens.reload():
-            service.guard.name_robots()
         service.count()
         sessions, lost = service.engine.held_sessions()
         figures: dict[str, object] = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}

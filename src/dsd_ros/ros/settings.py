@@ -256,7 +256,9 @@ class BridgeNodeSettings(ManagedSettings):
         "address of the verifier, ws:// or wss://host:port",
         check=check_verifier_address,
     )
-    token_file: str = option("", "file with the bearer token of the remote verifier; empty: none is sent")
+    token_file: str = option(
+        "", "file with the token of the remote verifier, which the robot's nodes must prove too; empty: none"
+    )
     ca_file: str = option("", "certificate authority (PEM) of the remote verifier; empty: the system's")
     longest_wait_s: float = option(5.0, "longest pause between two attempts to dial, s", 0.1, 60.0)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that both ends of a session hold the same token, whatever carries the messages between them.
+"""Proof, over DDS, that both ends of a session hold the same token.
 
-Any process of a DDS domain can publish, and a bridge relays what it hears. So each message carries a tag that only a
-holder of the token can make: HMAC-SHA256 over direction, sequence number and content, under a key agreed with fresh
-random bytes of both ends (docs/protocol.md, "Proof of the token"). A message whose tag does not hold is dropped and
-ends nothing. Nothing is encrypted.
+Any process of a DDS domain can publish. So each message carries a tag that only a holder of the token can make:
+HMAC-SHA256 over direction, sequence number and content, under a key agreed with fresh random bytes of both ends
+(docs/protocol.md, "Proof of the token"). A message whose tag does not hold is dropped and ends nothing. Nothing is
+encrypted. A websocket needs none of this: TLS and its bearer token say who is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dsd_ros.wire.channel import Channel, LinkRefused, LinkTimeout
+from dsd_ros.wire.channel import Channel, LinkTimeout
 from dsd_ros.wire.messages import (
     NONCE_BYTES,
     TAG_BYTES,
@@ -80,7 +80,8 @@ def _pack(message: Message) -> bytes:
     return _encode(message)
 
 
-def _bare(message: Message) -> Message:
+def bare(message: Message) -> Message:
+    """The message without its tag."""
     return msgspec.structs.replace(message, tag=b"")
 
 
@@ -105,7 +106,7 @@ class Token:
     def holds(self, message: SessionRequest | Question) -> bool:
         """Whether an opening message comes from a holder of the token."""
         fresh = len(message.nonce) == NONCE_BYTES
-        return fresh and hmac.compare_digest(message.tag, self._open.tag(_FIRST, _bare(message)))
+        return fresh and hmac.compare_digest(message.tag, self._open.tag(_FIRST, bare(message)))
 
     def session_key(self, nonce: bytes, reply: SessionReply, robot: bool) -> SessionKey:
         """The key of the session that ``reply`` opens; ``nonce`` is the request's, ``robot``: at the robot's end."""
@@ -120,7 +121,7 @@ class Token:
 
         Without a session there is no session key: whoever sent that message recognises its tag in this one's.
         """
-        return msgspec.structs.replace(message, tag=self._unknown.tag(about[:NUMBER_BYTES], _bare(message), about))
+        return msgspec.structs.replace(message, tag=self._unknown.tag(about[:NUMBER_BYTES], bare(message), about))
 
     def denies(self, message: Message, about: bytes) -> bool:
         """Whether a message of ``deny`` is about the one that was sent with the tag ``about``."""
@@ -150,7 +151,7 @@ class SessionKey:
     def fault(self, message: Message) -> str:
         """What is wrong with a received message: "forged", "replayed", or nothing. One without fault is noted."""
         head = message.tag[:NUMBER_BYTES]
-        if not hmac.compare_digest(message.tag, self._hears.tag(head, _bare(message))):
+        if not hmac.compare_digest(message.tag, self._hears.tag(head, bare(message))):
             return "forged"
         number = int.from_bytes(head, "little")
         late = self._newest - number
@@ -191,14 +192,11 @@ def _slot(tag: bytes) -> int:
 
 
 class AuthenticatedChannel:
-    """A ``Channel`` at the robot's end on which nothing counts that a holder of the token did not send."""
+    """A ``DdsChannel`` on which nothing counts that a holder of the token did not send."""
 
-    def __init__(self, channel: Channel, token: str, others: bool = True) -> None:
-        """``channel`` is closed with this one. ``others``: any process can send on it, as on DDS, so that the honest
-        answer may follow; otherwise LinkRefused when the other end does not prove the token.
-        """
+    def __init__(self, channel: Channel, token: str) -> None:
+        """``channel`` is closed with this one."""
         self._channel = channel
-        self._others = others
         self._token = Token(token)
         self._opening: SessionRequest | None = None  # as sent; until its answer has come
         self._keys: dict[Hashable, SessionKey] = {}  # of the present session and the present question
@@ -286,7 +284,7 @@ class AuthenticatedChannel:
         if fault:
             self.dropped.add(message, fault)
             if isinstance(message, QuestionReply):
-                self._unproven()
+                self.doubt = UNPROVEN
             return None
         self.doubt, self._denial = "", None
         return message
@@ -307,15 +305,10 @@ class AuthenticatedChannel:
         key = self._token.session_key(opening.nonce, reply, robot=True)
         if len(reply.nonce) != NONCE_BYTES or key.fault(reply):
             self.dropped.add(reply, "forged" if reply.tag else "missing")
-            self._unproven()
+            self.doubt = UNPROVEN
             return None
         self._opening, self._denial, self.doubt = None, None, ""
         if not reply.session:
             return reply
         self._keep(reply.session, key)
         return msgspec.structs.replace(reply, ticket=key.ticket)
-
-    def _unproven(self) -> None:
-        self.doubt = UNPROVEN
-        if not self._others:
-            raise LinkRefused(UNPROVEN)

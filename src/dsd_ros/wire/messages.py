@@ -27,7 +27,6 @@ MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
 MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 float32 rows of the largest vocabulary in use, padded
 MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
-FIRST_FRAME_BYTES = 256 << 10  # of a message over a websocket before a session or a question is open
 MAX_IMAGE_BYTES = 16 << 20
 TICKET_BYTES = 16
 NONCE_BYTES = 16

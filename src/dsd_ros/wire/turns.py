@@ -20,27 +20,19 @@ T = TypeVar("T")
 Path = tuple[Hashable, ...]
 
 _REMEMBERED = 4096  # of those that were served; idle ones are forgotten beyond this
-_SHARE = 4  # one link's turns hold at most 1 / this of all bytes
 
 
 @dataclass(eq=False)
 class RobotLink:
     """One robot's connection, as the peer of an engine. This process and a DDS domain without names have no limits."""
 
-    address: str
-    max_sessions: int
-    max_sessions_of_account: int
-    robot: str = ""  # its name, where each robot has a token of its own
-
-    @property
-    def account(self) -> str:
-        """What limits are counted for: the robot, or the address of those without a name."""
-        return self.robot or self.address
+    robot: str  # its name, where each robot has a token of its own
+    max_sessions: int  # of that robot, over all its connections
 
 
 def accounts_of(peer: Hashable) -> Path:
-    """What the turns of ``peer`` are counted for: its robot or address, if it has one, and itself."""
-    return (peer.account, peer) if isinstance(peer, RobotLink) else (peer,)
+    """What the turns of ``peer`` are counted for: its robot, if that has a name, and itself."""
+    return (peer.robot, peer) if isinstance(peer, RobotLink) and peer.robot else (peer,)
 
 
 def _link(path: Path) -> Path:
@@ -62,20 +54,19 @@ class TurnQueue(Generic[T]):
     """Turns of many owners, bounded. Thread-safe.
 
     An owner's turns are taken in the order they came, and each step takes one of every owner. Where a step has no room
-    for all, they take part by rotation: first one owner of each address, then a second one of each, and so on; those
+    for all, they take part by rotation: first one owner of each robot, then a second one of each, and so on; those
     first that were served longest ago. So many sessions or links give no larger share.
     What a turn needs beforehand is done by other workers (``preparing``), so that only its owner waits for it.
     """
 
     def __init__(self, per_owner: int, max_bytes: int = sys.maxsize) -> None:
-        """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of all waiting turns together."""
+        """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of one link's waiting turns together."""
         self._per_owner, self._max_bytes = per_owner, max_bytes
         self._lanes: dict[Path, deque[_Waiting[T]]] = {}  # path of an owner -> its waiting turns, never empty
-        self._served: dict[Path, int] = {}  # the last step that took a turn of an address, a link or an owner
+        self._served: dict[Path, int] = {}  # the last step that took a turn of a robot, a link or an owner
         self._step = 0
         self._keys: set[Hashable] = set()
         self._held: dict[Hashable, bool] = {}  # owners whose turns wait; whether a worker has one of them
-        self._bytes = 0
         self._bytes_of: Counter[Path] = Counter()  # by link
         self._preparing: set[Path] = set()  # links whose turns are being prepared
         lock = threading.RLock()
@@ -101,7 +92,7 @@ class TurnQueue(Generic[T]):
 
         A turn is dropped silently when one with the same ``key`` waits already, or when the queue is closed.
 
-        :param of: what the owner is a part of, the widest first: its address and its link.
+        :param of: what the owner is a part of, the widest first: its robot and its link.
         :param weight: its part of the work of the turns taken with it.
         :param joins: of more turns than one, the owner's next is taken along if its ``kind`` is this.
         :param first: it goes before the owner's other turns.
@@ -111,11 +102,8 @@ class TurnQueue(Generic[T]):
         with self._changed:
             if self._closed or (key is not None and key in self._keys):
                 return True
-            full = (
-                len(self._lanes.get(path, ())) >= self._per_owner
-                or self._bytes + size > self._max_bytes
-                or (bool(of) and size > 0 and self._bytes_of[of] + size > self._max_bytes // _SHARE)
-            )
+            full = len(self._lanes.get(path, ())) >= self._per_owner
+            full |= size > 0 and self._bytes_of[of] + size > self._max_bytes
             if full and bounded:
                 return False
             lane = self._lanes.setdefault(path, deque())
@@ -186,11 +174,6 @@ class TurnQueue(Generic[T]):
                     self._changed.notify()
                     self._raw.notify()
 
-    def waits(self, owner: Hashable, of: Path = ()) -> bool:
-        """Whether turns of this owner wait."""
-        with self._changed:
-            return (*of, owner) in self._lanes
-
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
         with self._changed:
@@ -234,7 +217,8 @@ class TurnQueue(Generic[T]):
     @property
     def bytes(self) -> int:
         """How many bytes the waiting turns hold."""
-        return self._bytes
+        with self._changed:
+            return self._bytes_of.total()
 
     def __len__(self) -> int:
         with self._changed:
@@ -246,7 +230,7 @@ class TurnQueue(Generic[T]):
         return [path for path, lane in self._lanes.items() if path[-1] not in self._held and not lane[0].raw]
 
     def _rotation(self, paths: list[Path], eager: Callable[[T], bool] = lambda _: False, depth: int = 0) -> list[Path]:
-        """These owners in the order in which they take part: by turns of the addresses, of their links, of sessions."""
+        """These owners in the order in which they take part: by turns of the robots, of their links, of sessions."""
         if len(paths) < 2:
             return paths
         groups: dict[Path, list[Path]] = {}
@@ -286,7 +270,6 @@ class TurnQueue(Generic[T]):
         self._count(path, -waiting.size)
 
     def _count(self, path: Path, size: int) -> None:
-        self._bytes += size
         self._bytes_of[path[:-1]] += size
         if not self._bytes_of[path[:-1]]:
             del self._bytes_of[path[:-1]]

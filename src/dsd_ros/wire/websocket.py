@@ -23,7 +23,7 @@ from dsd_ros.addresses import check_verifier_address
 from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.messages import FIRST_FRAME_BYTES, MAX_FRAME_BYTES, Message, QuestionReply, SessionReply
+from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
 from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class WebsocketChannel:
         ca_file: str | Path | None = None,
         connect_timeout: float = 5.0,
         keepalive_s: float = 5.0,
-        relays: bool = False,
     ) -> None:
         """For wss://, ``ca_file`` (PEM) is trusted instead of the system's authorities.
 
@@ -68,15 +67,11 @@ class WebsocketChannel:
         self._tls = _client_tls(ca_file) if url.lower().startswith("wss:") else None
         self._connection: ClientConnection | None = None
         self._closed = False
-        self._relays = relays  # for others, who open sessions
-        self._opened = False  # whether a session or a question is open over this connection
         self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
 
     def send(self, message: Message) -> None:
         data = encode(message)
         connection = self._up()
-        if self._relays and not self._opened and len(data) > FIRST_FRAME_BYTES:
-            return  # it would end the link: its robot does not know yet that the link is new
         try:
             connection.send(data)
         except ConnectionClosed as error:
@@ -106,16 +101,12 @@ class WebsocketChannel:
             raise self._down(error) from error
         self.bytes_down += len(data)
         try:
-            message = decode(data)
+            return decode(data)
         except WireError as error:
             raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
-        if not self._opened and isinstance(message, (SessionReply, QuestionReply)) and not message.error:
-            self._opened = True
-        return message
 
     def reconnect(self) -> None:
         self._drop()
-        self._opened = False
         connection = self._dial()
         try:
             connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

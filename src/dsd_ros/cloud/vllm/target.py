@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from dsd_ros.cloud.exits import confidence_of
-from dsd_ros.cloud.target import OnEarly
-from dsd_ros.cloud.verification import PendingRound, RoundRefused, Work, microseconds_since, take_recovered
+from dsd_ros.cloud.rounds import OnEarly, PendingRound, RoundRefused, Work
+from dsd_ros.cloud.verification import microseconds_since, take_recovered
 from dsd_ros.decoding.constraint import Constraint
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, coupled, greedy, method_of, split
 from dsd_ros.decoding.rejection import verify_tree_greedy

@@ -56,7 +56,6 @@ class AnswerVariant:
     evidence: str = "sparse"
     temperature: float = 0.0
     randomness: str = "shared"
-    reweight_every: int = 0
 
 
 VARIANTS = (
@@ -73,7 +72,6 @@ VARIANTS = (
 
 FURTHER = (  # measured where they are named
     AnswerVariant("dragon, independent", "dragon", temperature=1.0, randomness="independent"),
-    AnswerVariant("dragon, reweighted", "dragon", reweight_every=4),
 )
 
 
@@ -205,7 +203,6 @@ def answer_to(
     settings = AggregationSettings(
         documents=bench.documents, max_tokens=bench.max_tokens, temperature=variant.temperature,
         evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
-        reweight_every=variant.reweight_every,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
     kind = DragonServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService

@@ -240,11 +240,6 @@ def _figure_6(reports: Reports) -> Table:
             None,
             measured=_over(reports, "dragon, independent", "dragon, sampled", report="dragon-independent"),
         ),
-        Row(
-            "weights re-estimated every 4 tokens, over never: times the ms a token",
-            None,
-            measured=_over(reports, "dragon, reweighted", "dragon", report="dragon-reweighted"),
-        ),
     ]
     return Table("Figure 6: latency a token", rows)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics, Told, sources_of
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
-from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
+from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted
 from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
 from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
@@ -96,14 +96,12 @@ class DragonClient(Asker):
         settings: AggregationSettings | None = None,
         *,
         asking: Asking | None = None,
-        relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
         delay: DecodeDelay | None = None,
     ) -> None:
-        """``model`` has the cloud's tokenizer. ``asking``, ``relevance``, ``delay``: see ``server.DragonServer``."""
+        """``model`` has the cloud's tokenizer. ``asking``, ``delay``: see ``server.DragonServer``."""
         super().__init__(model, retriever, settings, asking, kept)
         self.profile = Profile.of("device", delay)
-        self._relevance = relevance
         self._wake = threading.Condition()
         self._attempt: Attempt | None = None
         self._drafting = False  # the worker is in the mixture
@@ -133,10 +131,7 @@ class DragonClient(Asker):
             began = time.monotonic()
             count = self.settings.documents
             documents = self.retriever.retrieve(question, count) if count else []
-            mixture = LocalMixture(
-                self.model, self.asking, question, documents, self.settings.temperature, self.kept,
-                self.settings.reweight_every, self._relevance,
-            )  # fmt: skip
+            mixture = LocalMixture(self.model, self.asking, question, documents, self.settings.temperature, self.kept)
             mixture.reserve(self.settings.max_tokens)
             limits = Limits(deadline, cancelled, closed=lambda: self._closing, what="answer")
             statistics = AnswerStatistics(device_documents=len(documents))
@@ -209,7 +204,7 @@ class DragonClient(Asker):
             ask, number, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, asked.question,
             settings.documents, float(settings.temperature), settings.seed, self.replies,
             settings.randomness, settings.evidence, settings.head, settings.max_tokens, settings.window,
-            settings.reweight_every, settings.schedule, self._beginner(asked.mixture),
+            0, settings.schedule, self._beginner(asked.mixture),
             sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
         )  # fmt: skip
         attempt = Attempt(message, asked.mixture, self._link.post, self.profile, self._wake)

@@ -21,7 +21,7 @@ from cachetools import LRUCache
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.evidence import most_bytes
-from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
+from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
 from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
 from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
@@ -94,15 +94,13 @@ class DragonServer:
         settings: ServiceSettings | None = None,
         *,
         asking: Asking | None = None,
-        relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
         delay: DecodeDelay | None = None,
         others: Sequence[Any] = (),
     ) -> None:
         """Start both threads.
 
-        ``asking``: how a model is prompted, if not as its own template says. ``relevance``: scores documents against
-        question and answer so far, for devices that weigh them again. ``delay``: the model's decoding delay, from
+        ``asking``: how a model is prompted, if not as its own template says. ``delay``: the model's decoding delay, of
         ``profiler.measure_delay``; without it, it is learnt from the answers. ``others``: models for devices that have
         their tokenizer and not that of ``model``.
         """
@@ -110,7 +108,6 @@ class DragonServer:
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
         self._models = {one.tokenizer_fingerprint: (one, asking or DocumentPrompt(one)) for one in (*others, model)}
-        self._relevance = relevance
         self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
         self._lock = threading.RLock()  # guards the next three
@@ -309,10 +306,7 @@ class DragonServer:
         model, asking = self._model_for(question)
         count = min(question.documents, self.settings.max_documents)
         documents = self._retriever.retrieve(question.text, count) if count else []
-        mixture = LocalMixture(
-            model, asking, question.text, documents, question.temperature, self._kept,
-            question.reweight_every, self._relevance,
-        )  # fmt: skip
+        mixture = LocalMixture(model, asking, question.text, documents, question.temperature, self._kept)
         mixture.reserve(question.max_tokens)
         ends = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
         with self._lock:
@@ -413,9 +407,7 @@ class Documents:
         with ExitStack() as stack:
             store = stack.enter_context(open_documents(self.folder))
             service = stack.enter_context(
-                DragonServer(
-                    self.model, store, settings, relevance=store.relevance, delay=self.delay, others=self.others
-                )
+                DragonServer(self.model, store, settings, delay=self.delay, others=self.others)
             )
             served = WithDocuments(make_engine(), service, store)
             stack.pop_all()

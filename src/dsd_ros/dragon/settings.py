@@ -42,9 +42,6 @@ class AggregationSettings:
     head: int = option(16, "tokens in sparse evidence", 1, 4096)
     max_tokens: int = option(96, "longest answer, tokens", 1, 4096)
     window: int = option(8, "tokens that each side drafts ahead; 1: both sides go in step", 1, 64)
-    reweight_every: int = option(
-        0, "tokens after which the documents are weighed again by question and answer so far; 0: never", 0, 4096
-    )
     schedule: str = option(
         "auto", "which side aggregates. auto: by cost; delta-z: by the DRAGON paper's rule", choices=SCHEDULES
     )

@@ -95,9 +95,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         token = self._settings.token()
         channel = AuthenticatedChannel(self._channel, token) if token else self._channel
         with self._turn:
-            self._session = DragonClient(
-                channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
-            )
+            self._session = DragonClient(channel, model, store, self._settings.answer, delay=self._delay)
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 
@@ -225,8 +223,7 @@ class SightingMemory:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        before = store.read(SOURCE)
-        self.memory = Memory() if before is None else Memory.read(before.text)
+        self.memory = Memory.read("\n".join(store.texts(SOURCE)))
 
     def remember(self, reasoning: str, pose: Pose, stamp: float) -> list[Sighting]:
         """Store and return what is new in a verified reply about a picture of ``stamp`` (s)."""

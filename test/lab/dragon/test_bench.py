@@ -151,7 +151,7 @@ def few_passages(count_tokens, size):
 
 
 def test_variants_beyond_the_usual_are_named(model, monkeypatch):
-    """Algorithm 1 with each side's own noise, weights estimated again, and questions as they are asked."""
+    """Algorithm 1 with each side's own noise, and questions as they are asked."""
     asked: list[tuple[str, AggregationSettings]] = []
     opened = dragon_bench.open_session
 
@@ -163,12 +163,12 @@ def test_variants_beyond_the_usual_are_named(model, monkeypatch):
 
     monkeypatch.setattr(dragon_bench, "open_session", watched)
     monkeypatch.setattr(dragon_bench, "read_corpus", few_passages)
-    names = ["device", "dragon, independent", "dragon, reweighted"]
+    names = ["device", "dragon, independent"]
     bench = replace(FAST, questions=1, trips_ms=(0.0,), as_asked=True)
     report = measure_dragon(bench, model, HashedWords(), variants_named(names))
     assert {row["variant"] for row in report["rows"]} == set(names) and report["reached"] == {}
     assert {question for question, _ in asked} == {ASKED[0]}
-    assert [(s.randomness, s.reweight_every) for _, s in asked[1:]] == [("independent", 0), ("shared", 4)]
+    assert [s.randomness for _, s in asked[1:]] == ["independent"]
     assert variants_named([]) == list(VARIANTS)
     with pytest.raises(BenchError, match="there is no variant 'dragons'; name some of dragon; "):
         variants_named(["dragons"])

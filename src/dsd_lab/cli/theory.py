@@ -9,10 +9,10 @@ from typing import Any
 
 from cyclopts import App
 
+from dsd_lab.papers.dragon_schedules import SCHEDULES
 from dsd_lab.report import header, print_table
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
-from dsd_ros.dragon.settings import SCHEDULES
 
 command = App(name="theory", help="What the papers' formulas predict.")
 
@@ -429,8 +429,8 @@ def speedup(args: SpeedupArguments = SpeedupArguments()) -> int:
     Seconds per token where the device aggregates (equation 7), and the speed-up over token-wise synchronisation, by
     how often the cloud's drafts are accepted.
     """
+    from dsd_lab.papers.dragon_schedules import latency
     from dsd_lab.papers.dragon_simulator import speedup as predicted
-    from dsd_ros.dragon.scheduler import latency
 
     device, cloud, rtt = args.device_ms / 1e3, args.cloud_ms / 1e3, args.rtt_ms / 1e3
     print(

@@ -12,8 +12,9 @@ import numpy as np
 
 from dsd_lab.papers import dragon_simulator as simulator
 from dsd_lab.papers.acceptance import side_acceptance
+from dsd_lab.papers.dragon_schedules import latency
 from dsd_lab.reproduce.table import Measured, Reports, Row, Table
-from dsd_ros.dragon.scheduler import delta_z, latency
+from dsd_ros.dragon.scheduler import delta_z
 
 _TRIP_MS = 300.0
 _A_TOKEN = ("decode_ms", "per_token_ms")  # of the tokens after the first, and of all

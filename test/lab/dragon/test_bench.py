@@ -15,6 +15,7 @@ from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
 from dsd_lab.dragon import METHODS, bench as dragon_bench
+from dsd_lab.dragon.ablations import AblationSettings
 from dsd_lab.dragon.bench import (
     VARIANTS,
     DragonBench,
@@ -33,7 +34,6 @@ from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -152,7 +152,7 @@ def few_passages(count_tokens, size):
 
 def test_variants_beyond_the_usual_are_named(model, monkeypatch):
     """Algorithm 1 with each side's own noise, and questions as they are asked."""
-    asked: list[tuple[str, AggregationSettings]] = []
+    asked: list[tuple[str, AblationSettings]] = []
     opened = dragon_bench.open_session
 
     def watched(method, channel, robot, passages, settings, **more):

@@ -10,7 +10,7 @@ from table_model import TableModel
 from tiny_text import make_tiny_text
 
 from dsd_lab.dragon import METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     SEQUENCE,
@@ -28,7 +28,6 @@ from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import DragonServer
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.channel import LinkTimeout, LocalChannel
@@ -63,7 +62,7 @@ class Heard(LocalChannel):
 def ask(method, settings, device=DEVICE, cloud=CLOUD, asking=LETTERS):
     """The answer, and the channel it came over."""
     if method in OF_AN_ORDINARY_CLOUD:
-        service = DragonServer(cloud, THEIRS, asking=asking)
+        service = AblationServer(cloud, THEIRS, asking=asking)
     else:
         service = BaselineService(cloud, THEIRS, asking=asking)
     with (
@@ -224,7 +223,7 @@ def test_figures_are_those_of_any_answer():
 
 def test_an_ordinary_cloud_gives_no_document_away():
     for wanted in WANTED:
-        service = DragonServer(CLOUD, THEIRS, asking=LETTERS)
+        service = AblationServer(CLOUD, THEIRS, asking=LETTERS)
         with service, Heard(service) as channel:
             question = m.Question(
                 1, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION,

@@ -79,6 +79,7 @@ def cache_directory() -> Path:
 
 
 OWN, SHIPPED = "own", "shipped"
+DOCUMENTS_FILE = "documents.db"  # what makes a folder a store of `dsd documents`
 
 
 def user_path(text: str | Path) -> Path:
@@ -101,7 +102,8 @@ def documents_directory(named: str, side: str) -> Path | None:
     if named == OWN:
         folder = data_directory() / "documents"
         try:
-            folder.joinpath("texts").mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.joinpath(DOCUMENTS_FILE).touch()  # empty: a store without documents
         except OSError as error:
             raise ValueError(
                 f"this user's documents cannot be kept in {folder} ({error.strerror}); set XDG_DATA_HOME or HOME to a "

@@ -66,8 +66,6 @@ ONLY_IN = {
     "mujoco": {"robot"},
     "websockets": {"wire", "cloud"},
     "prometheus_client": {"cloud"},
-    "apsw": {"dragon"},
-    "sqlite_vec": {"dragon"},
     "torch": {"decoding", "vlm", "wire", "edge", "cloud", "dragon", "ros", "nodes", "cli"},
     "transformers": {"vlm", "dragon"},
     "vllm": {"cloud/vllm"},

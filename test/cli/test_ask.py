@@ -61,9 +61,8 @@ def test_the_answer_is_printed_as_text_and_as_json(capsys, reader, folders, tmp_
         owner = {"device": "the robot", "cloud": "the cloud"}[source["side"]]
         assert f"<- facts.md of {owner}" in err
 
-    # The answer is the same whoever aggregates, and another without the documents.
-    code, out, _ = ask(capsys, reader, *here, "--schedule", "cloud", "--aggregator", "cloud",
-                       "--evidence", "full", "--json", "-")  # fmt: skip
+    # The answer is the same again, and another without the documents.
+    code, out, _ = ask(capsys, reader, *here, "--json", "-")
     assert code == 0 and json.loads(out)["tokens"] == told["tokens"]
     none = ("--robot-documents", "", "--cloud-documents", "")
     code, out, _ = ask(capsys, reader, *none, "--json", "-")
@@ -93,8 +92,8 @@ def test_a_verifier_without_documents_says_so(capsys, reader, folders):
     ("options", "sentence"),
     [
         (("--robot-documents", "/does/not/exist"), "no folder of documents /does/not/exist"),
-        (("--head", "0"), "head is 0"),
-        (("--evidence", "smoke"), "choose from: 'sparse', 'full', 'lossy-nucleus'"),
+        (("--window", "0"), "window is 0"),
+        (("--on-loss", "smoke"), "choose from: 'fail', 'alone'"),
         (("--model", "/does/not/exist"), "no model directory"),
     ],
 )

@@ -13,13 +13,12 @@ from asking import Letters, Shelf, in_one_thread
 from stranger import Stranger
 from table_model import TableModel
 
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import DragonClient
-from dsd_ros.dragon.server import DragonServer, WithDocuments
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.server import WithDocuments
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkTimeout, LocalChannel
@@ -40,7 +39,7 @@ class Guarded:
 
 @contextlib.contextmanager
 def cloud(token: str | None = TOKEN) -> Iterator[tuple[WithDocuments, LocalChannel]]:
-    both = WithDocuments(VerifierEngine(CLOUD), DragonServer(CLOUD, THEIRS, asking=Letters(12)))
+    both = WithDocuments(VerifierEngine(CLOUD), AblationServer(CLOUD, THEIRS, asking=Letters(12)))
     with both, LocalChannel(both) as channel:
         if token is not None:
             channel._engine = Guarded(both, token)
@@ -49,7 +48,7 @@ def cloud(token: str | None = TOKEN) -> Iterator[tuple[WithDocuments, LocalChann
 
 @pytest.mark.parametrize("schedule", ["device", "cloud", "random"])
 def test_a_stranger_that_answers_first_and_replays_changes_no_token(schedule):
-    settings = AggregationSettings(temperature=1.0, schedule=schedule, max_tokens=20, window=4, seed=7)
+    settings = AblationSettings(temperature=1.0, schedule=schedule, max_tokens=20, window=4, seed=7)
     with cloud() as (_, local):
         stranger = Stranger(local)
         channel = AuthenticatedChannel(stranger, TOKEN)
@@ -67,7 +66,7 @@ def test_a_stranger_that_answers_first_and_replays_changes_no_token(schedule):
             stranger.waiting += stranger.down[-2:]  # once more
 
         stranger.on_up = answer
-        with DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
+        with AblationClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
             replies = [asking.answer(QUESTION) for _ in range(2)]
     for number, reply in enumerate(replies, 1):
         sides = (DEVICE, Letters(12), OURS), (CLOUD, Letters(12), THEIRS)
@@ -79,7 +78,7 @@ def test_a_stranger_that_answers_first_and_replays_changes_no_token(schedule):
 def test_a_replayed_question_is_not_answered():
     with cloud() as (both, local):
         stranger = Stranger(local)
-        with DragonClient(AuthenticatedChannel(stranger, TOKEN), DEVICE, OURS, asking=Letters(12)) as asking:
+        with AblationClient(AuthenticatedChannel(stranger, TOKEN), DEVICE, OURS, asking=Letters(12)) as asking:
             asking.answer(QUESTION)
         heard: list[m.Message] = []
         for message in stranger.up:
@@ -92,11 +91,11 @@ def test_a_replayed_question_is_not_answered():
 
 @pytest.mark.parametrize(("device", "far"), [(TOKEN, "another-secret"), (TOKEN, None), (None, TOKEN)])
 def test_a_side_that_does_not_prove_the_token_is_refused_by_name(device, far):
-    settings = AggregationSettings(patience_s=0.2, attempts=2, on_loss="fail")
+    settings = AblationSettings(patience_s=0.2, attempts=2, on_loss="fail")
     with cloud(far) as (both, local):
         channel = AuthenticatedChannel(local, device) if device is not None else local
         with (
-            DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking,
+            AblationClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking,
             pytest.raises((LinkTimeout, AnswerRefused), match="token_file"),
         ):
             asking.answer(QUESTION)
@@ -116,7 +115,7 @@ class Restarting(Stranger):
 
 
 def test_a_cloud_that_was_restarted_says_so_with_proof():
-    settings = AggregationSettings(temperature=1.0, schedule="cloud", max_tokens=20, window=4, patience_s=60, seed=3)
+    settings = AblationSettings(temperature=1.0, schedule="cloud", max_tokens=20, window=4, patience_s=60, seed=3)
     with cloud() as (_, local), cloud() as (_, anew):
         link = Restarting(local)
         channel = AuthenticatedChannel(link, TOKEN)
@@ -127,7 +126,7 @@ def test_a_cloud_that_was_restarted_says_so_with_proof():
                 local._engine = anew._engine  # a new process at the same address: it knows no key of the first one
 
         link.on_up = restart
-        with DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
+        with AblationClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
             reply = asking.answer(QUESTION)
     sides = (DEVICE, Letters(12), OURS), (CLOUD, Letters(12), THEIRS)
     assert reply.tokens == in_one_thread(*sides, settings, QUESTION, 1)

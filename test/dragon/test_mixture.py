@@ -123,31 +123,6 @@ def test_a_pass_given_up_between_layers_leaves_all_as_it_was(model, at):
     assert close(mixture.next().p, by_hand(model, [5, 2]))
 
 
-def test_documents_are_reweighted_by_question_and_answer(model):
-    asked: list[str] = []
-
-    def relevance(text, documents):
-        asked.append(text)
-        return [float(len(text)), 0.0, 1.0]
-
-    mixture = mixture_of(model, reweight_every=2, relevance=relevance)
-    mixture.follow([5])
-    assert close(mixture.next().p, by_hand(model, [5])) and not asked
-    mixture.follow([5, 9, 7])
-    said = f"{QUESTION} {model.decode_text([5, 9])}".strip()
-    assert close(mixture.next().p, by_hand(model, [5, 9, 7], relevance(said, [])))
-    mixture.follow([5, 9, 7, 8])
-    before = mixture.next()
-    mixture.follow([5, 9, 7])
-    mixture.next()
-    mixture.follow([5, 4])
-    assert close(
-        mixture.next().p, by_hand(model, [5, 4], relevance(f"{QUESTION} {model.decode_text([5, 4])}".strip(), []))
-    )
-    mixture.follow([5, 9, 7, 8])
-    assert mixture.next().log_weight == before.log_weight  # whatever came between
-
-
 def test_without_documents_the_question_alone_is_asked(model):
     mixture = LocalMixture(model, DocumentPrompt(model), QUESTION, [], 0.0)
     found = mixture.next()

@@ -18,10 +18,8 @@ from msgspec.structs import replace as changed
 from rclpy.serialization import serialize_message
 from tiny_text import make_tiny_text
 
+from dsd_lab.dragon.ablations import EVIDENCE, AblationClient, AblationServer, AblationSettings
 from dsd_ros.decoding.packing import id_bits, pack_ids
-from dsd_ros.dragon.client import DragonClient
-from dsd_ros.dragon.server import DragonServer
-from dsd_ros.dragon.settings import EVIDENCE, AggregationSettings
 from dsd_ros.ros.dds_channel import to_ros
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
@@ -64,10 +62,10 @@ RANDOMNESS = {
 
 def test_the_documents_stay_on_their_sides(model):
     up, down = Watch(model, OWN), Watch(model, OTHERS)
-    settings = AggregationSettings(max_tokens=6, patience_s=0.5, attempts=50)
+    settings = AblationSettings(max_tokens=6, patience_s=0.5, attempts=50)
     own, others = Documents(OWN), Documents(OTHERS)
     attempts = answers = 0
-    with DragonServer(model, others) as service:
+    with AblationServer(model, others) as service:
         for evidence, randomness, aggregator, bad in itertools.product(
             EVIDENCE, RANDOMNESS, ("device", "cloud"), (False, True)
         ):
@@ -77,7 +75,7 @@ def test_the_documents_stay_on_their_sides(model):
             )  # fmt: skip
             channel = WatchedChannel(service, up, down)
             link = LossyChannel(channel, seed=answers, loss=0.03, cut=0.03) if bad else channel
-            with channel, DragonClient(link, model, own, chosen) as session:
+            with channel, AblationClient(link, model, own, chosen) as session:
                 answer = session.answer(QUESTION)
             answers += 1
             attempts += answer.statistics.attempts

@@ -9,12 +9,11 @@ from table_model import TableModel
 from tcp_tap import TcpTap, unmasked
 from tiny_text import make_tiny_text
 
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.dragon.client import DragonClient
-from dsd_ros.dragon.server import DragonServer, WithDocuments
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.server import WithDocuments
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question, QuestionEnd, QuestionReply
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -33,7 +32,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tap(model):
     """Between a robot and a real server with the general documents."""
-    service = DragonServer(model, Documents(OTHERS))
+    service = AblationServer(model, Documents(OTHERS))
     with (
         WithDocuments(VerifierEngine(TableModel(4, 12)), service) as both,
         VerifierServer(both, VerifierSettings(port=0)) as server,
@@ -53,7 +52,7 @@ def watched(streams, model, documents) -> Watch:
 
 def test_the_documents_stay_on_their_sides_of_a_socket(model, tap):
     for evidence, schedule, chosen in COMBINATIONS:
-        settings = AggregationSettings(
+        settings = AblationSettings(
             evidence=evidence, schedule=schedule, max_tokens=6, attempts=20, patience_s=5.0, **chosen
         )
         cuts = [2]
@@ -64,7 +63,7 @@ def test_the_documents_stay_on_their_sides_of_a_socket(model, tap):
                 tap.cut()
 
         with WebsocketChannel(tap.url) as channel:
-            with DragonClient(channel, model, Documents(OWN), settings) as session:
+            with AblationClient(channel, model, Documents(OWN), settings) as session:
                 answer = session.answer(QUESTION, on_token=cut)
             assert answer.statistics.cloud_documents == len(OTHERS)
             assert channel.bytes_up < sum(map(len, tap.up))

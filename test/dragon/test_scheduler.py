@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dsd_ros.dragon.scheduler import Estimates, Scheduler, delta_z, latency, wait, won_back
+from dsd_lab.papers.dragon_schedules import Schedule, latency
+from dsd_ros.dragon.scheduler import Estimates, delta_z, switches, wait, won_back
 
 
 def brute_force(c_device, c_cloud, rtt, a_device, a_cloud) -> float:
@@ -32,28 +33,27 @@ def test_delta_z_is_the_difference_of_both_latencies():
     assert delta_z(0.0, 0.0, 0.0, 0.0, 1.0) == 0.0
 
 
-def test_the_static_and_the_random_policy():
+def test_the_static_and_the_random_schedule():
     guess = Estimates(1.0, 0.1, 0.1, 0.1, 0.9)
     for current in ("device", "cloud"):
-        assert Scheduler("device").side(guess, current, True, True) == "device"
-        assert Scheduler("cloud").side(guess, current, True, True) == "cloud"
-    chosen = [Scheduler("random", seed=seed).side(guess, "device") for seed in range(40)]
-    assert 8 < chosen.count("cloud") < 32
-    again = Scheduler("random", seed=3)
-    assert [again.side(guess, "device") for _ in range(20)] == [
-        first.side(guess, "cloud") for first in [Scheduler("random", seed=3)] for _ in range(20)
-    ]
+        for fixed in ("device", "cloud"):
+            assert Schedule(fixed).switches(guess, current, True, True) == (fixed != current)
+    chosen = [Schedule("random", seed).switches(guess, "device", True, True) for seed in range(40)]
+    assert 8 < sum(chosen) < 32
+    one, again = Schedule("random", 3), Schedule("random", 3)
+    for _ in range(20):
+        assert one.switches(guess, "device", True, True) != again.switches(guess, "cloud", True, True)
+    with pytest.raises(ValueError, match="schedule is best"):
+        Schedule("best")
 
 
-def test_the_papers_policy_follows_the_sign_of_delta_z_with_hysteresis():
+def test_the_papers_schedule_follows_the_sign_of_delta_z():
     guess = Estimates(0.1, 0.1, 0.3, 0.9, 0.6)  # delta Z: (0.9 - 0.6) 0.3 = 0.09
-    for policy in ("delta-z", "auto"):  # without a verdict they are the same
-        assert Scheduler(policy).side(guess, "device") == "cloud"
-        assert Scheduler(policy).side(guess, "cloud") == "cloud"
-        assert Scheduler(policy, hysteresis=1.0).side(guess, "device") == "device"
-        other = Estimates(0.1, 0.1, 0.3, 0.6, 0.9)
-        assert Scheduler(policy).side(other, "cloud") == "device"
-        assert Scheduler(policy).side(other, "device") == "device"
+    other = Estimates(0.1, 0.1, 0.3, 0.6, 0.9)
+    rule = Schedule("delta-z")
+    assert rule.switches(guess, "device", True, True) and not rule.switches(guess, "cloud", True, True)
+    assert rule.switches(other, "cloud", True, True) and not rule.switches(other, "device", True, True)
+    assert not rule.switches(Estimates(0.1, 0.1, 0.006, 0.9, 0.6), "device", True, True)  # too little is gained
 
 
 def test_a_wait_is_for_the_later_draft_where_the_verdict_is():
@@ -63,26 +63,25 @@ def test_a_wait_is_for_the_later_draft_where_the_verdict_is():
     assert wait(0.1, 0.9, 0.25, True) == 0.9
 
 
-def test_auto_goes_where_a_rejected_draft_has_to_be_made_again():
+def test_aggregation_goes_where_a_rejected_draft_has_to_be_made_again():
     guess = Estimates(0.1, 0.1, 1.0, 0.9, 0.9)
-    auto = Scheduler("auto")
-    assert auto.side(guess, "device", True, False, own_ahead=3) == "cloud"
-    assert auto.side(guess, "cloud", False, True, own_ahead=3) == "device"
-    assert auto.side(guess, "device", False, True, other_ahead=3) == "device"
-    assert auto.side(guess, "device", True, True, own_ahead=0, other_ahead=3) == "device"
+    assert switches(guess, "device", True, False, own_ahead=3)
+    assert switches(guess, "cloud", False, True, own_ahead=3)
+    assert not switches(guess, "device", False, True, other_ahead=3)
+    assert not switches(guess, "device", True, True, own_ahead=0, other_ahead=3)
 
 
-def test_auto_stays_where_drafts_hold_less():
+def test_aggregation_stays_where_drafts_hold_less():
     guess = Estimates(0.1, 0.1, 1.0, 0.2, 0.98)
-    assert Scheduler("auto").side(guess, "device", False, True, other_ahead=5) == "device"
-    assert Scheduler("auto").side(guess, "cloud", False, True, own_ahead=5) == "device"
+    assert not switches(guess, "device", False, True, other_ahead=5)
+    assert switches(guess, "cloud", False, True, own_ahead=5)
 
 
 def test_without_a_link_to_cross_no_side_switches():
     guess = Estimates(0.1, 0.05, 0.0, 0.5, 0.9)
     for held in product((True, False), repeat=2):
         for current in ("device", "cloud"):
-            assert Scheduler("auto").side(guess, current, *held) == current
+            assert not switches(guess, current, *held)
 
 
 def test_what_is_won_back_of_a_wait_are_the_drafts_that_hold():
@@ -96,21 +95,4 @@ def test_what_is_won_back_of_a_wait_are_the_drafts_that_hold():
 def test_a_wait_during_which_the_slower_side_drafts_on_is_no_reason_to_switch():
     estimates = Estimates(0.1, 0.02, 0.32, 0.9, 0.9)
     # The cloud's draft was rejected; the device makes three of its own until the next one is there.
-    assert Scheduler("auto").side(estimates, "device", True, False, own_ahead=0) == "device"
-
-
-def test_the_first_side_is_what_was_learnt_before():
-    nothing = Estimates(0.0, 0.0, 0.0, 0.5, 0.5)
-    cloud = Estimates(0.1, 0.1, 0.5, 0.9, 0.5)
-    for policy in ("auto", "delta-z"):
-        assert Scheduler(policy).begins(nothing) == "device"
-        assert Scheduler(policy).begins(cloud) == "cloud"
-    assert Scheduler("cloud").begins(nothing) == "cloud"
-    assert Scheduler("random").begins(cloud) == Scheduler("device").begins(cloud) == "device"
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="policy is best"):
-        Scheduler("best")
-    with pytest.raises(ValueError, match="hysteresis is -1"):
-        Scheduler("auto", hysteresis=-1)
+    assert not switches(estimates, "device", True, False, own_ahead=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two halves of an answer under any order of drafts and deliveries: same tokens, nothing stale, no deadlock."""
+"""Two sides of an answer under any order of drafts and deliveries: same tokens, nothing stale, no deadlock."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from scipy import stats
 from torch.nn import functional
 from two_sides import Sides, Tables, question, synchronous
 
+from dsd_lab.dragon.ablations import AblationState
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.mixture import Local
-from dsd_ros.dragon.state import AggregationState, Contradiction
+from dsd_ros.dragon.state import Contradiction
 from dsd_ros.wire.messages import EndCode, Proposal, Reveal, Verdict
 
 SWITCHES = {
@@ -70,12 +71,12 @@ def test_an_answer_cut_anywhere_goes_on_as_it_would_have(order, cut, tables):
     for _ in range(cut):
         if actions := first.actions():
             first.act(actions[order.randrange(len(actions))])
-    held = first.halves["device"].tokens
+    held = first.sides["device"].tokens
     again = replace(asked, attempt=1, answered=held)
     again_sides = Sides(again, models)
     if len(held) < asked.max_tokens:
         again_sides.run(order.randrange)
-    assert again_sides.halves["device"].tokens == synchronous(models, asked)
+    assert again_sides.sides["device"].tokens == synchronous(models, asked)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_nobody_follows_a_draft_behind_other_tokens():
         sides.act(("finish", side))
     for _ in range(2):
         sides.act(("deliver", "device", ""))
-    assert not sides.halves["cloud"].drafts
+    assert not sides.sides["cloud"].drafts
     assert sides.run(lambda count: count - 1)[:3] == [2, 0, 2]
 
 
@@ -189,11 +190,11 @@ def test_neither_side_waits_for_verdicts_while_one_tells(teller):
             sides.act(("finish", side))
         sides.act(("deliver", teller, ""))
     if teller == "device":
-        assert sides.halves["cloud"].tokens == [] and len(sides.halves["cloud"]._own) == 3
+        assert sides.sides["cloud"].tokens == [] and len(sides.sides["cloud"]._own) == 3
         for _ in range(3):
             sides.act(("deliver", "cloud", ""))
-    assert len(sides.halves["device"].tokens) == 3
-    assert sides.halves["device"].rejections == {"device": 0, "cloud": 0}
+    assert len(sides.sides["device"].tokens) == 3
+    assert sides.sides["device"].rejections == {"device": 0, "cloud": 0}
 
 
 def test_a_window_of_one_goes_in_step():
@@ -201,14 +202,14 @@ def test_a_window_of_one_goes_in_step():
     for side in ("device", "cloud"):
         sides.act(("begin", side))
         sides.act(("finish", side))
-        assert not sides.halves[side].drafts
+        assert not sides.sides[side].drafts
     sides.act(("deliver", "cloud", ""))
-    assert sides.halves["device"].drafts and not sides.halves["cloud"].drafts
+    assert sides.sides["device"].drafts and not sides.sides["cloud"].drafts
 
 
-def half(**changes) -> AggregationState:
+def one_side(**changes) -> AblationState:
     models = Tables(1)
-    state = AggregationState(question(**changes), "cloud", 6, 6, frozenset())
+    state = AblationState(question(**changes), "cloud", 6, 6, frozenset())
     state.drafted(models.local("cloud", []))
     return state
 
@@ -223,7 +224,7 @@ PROPOSAL = Proposal(7, 0, 0, 0, 1, 0.0, b"?")
         (Verdict(7, 0, 0, 900, False, False), {}, EndCode.OUT_OF_STEP),
         (replace(PROPOSAL, position=7, evidence=b""), {"window": 1}, EndCode.OUT_OF_STEP),
         (replace(PROPOSAL, position=100), {}, EndCode.OUT_OF_STEP),
-        (replace(PROPOSAL, evidence=bytes(500)), {}, EndCode.BAD_EVIDENCE),
+        (replace(PROPOSAL, evidence=bytes(500)), {"aggregator": "cloud"}, EndCode.BAD_EVIDENCE),
         (PROPOSAL, {"aggregator": "cloud"}, EndCode.BAD_EVIDENCE),
         (replace(PROPOSAL, evidence=bytes(24)), {"aggregator": "cloud", "evidence": "full"}, EndCode.BAD_EVIDENCE),
         (Reveal(7, 0, 0, 0, [900]), {}, EndCode.OUT_OF_STEP),
@@ -231,19 +232,19 @@ PROPOSAL = Proposal(7, 0, 0, 0, 1, 0.0, b"?")
 )  # fmt: skip
 def test_impossible_messages_are_reported(message, changes, code):
     with pytest.raises(Contradiction) as told:
-        half(**changes).receive(message)
+        one_side(**changes).receive(message)
     assert told.value.code == code and str(told.value)
 
 
 def test_a_verdict_that_lies_about_a_draft_is_reported():
-    state = half()
+    state = one_side()
     drafted = state.take()[0].token
     with pytest.raises(Contradiction):
         state.receive(Verdict(7, 0, 0, drafted, False, False))
 
 
 def test_doubled_and_early_messages_change_nothing():
-    state = half()
+    state = one_side()
     drafted = state.take()[0].token
     state.receive(Verdict(7, 0, 3, drafted, False, True))  # the three before got lost
     assert state.tokens == []

@@ -15,16 +15,15 @@ from asking import Letters, Shelf, in_one_thread
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_lab.links.proxy import LinkProxy
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import DragonServer, WithDocuments
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.server import WithDocuments
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -50,7 +49,7 @@ def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
 
 @contextlib.contextmanager
 def serving(model, asking, port: int = 0) -> Iterator[str]:
-    service = DragonServer(model, THEIRS, asking=asking(model))
+    service = AblationServer(model, THEIRS, asking=asking(model))
     with (
         WithDocuments(VerifierEngine(model), service) as both,
         VerifierServer(both, VerifierSettings(port=port)) as server,
@@ -59,8 +58,11 @@ def serving(model, asking, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def asking_at(url: str, settings: AggregationSettings | None = None) -> Iterator[DragonClient]:
-    with WebsocketChannel(url) as channel, DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
+def asking_at(url: str, settings: AblationSettings | None = None) -> Iterator[AblationClient]:
+    with (
+        WebsocketChannel(url) as channel,
+        AblationClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking,
+    ):
         yield asking
 
 
@@ -76,7 +78,7 @@ def tables() -> Iterator[str]:
 
 @pytest.mark.parametrize(("evidence", "window", "schedule", "temperature"), EVERYTHING)
 def test_the_answer_is_that_of_both_mixtures(tables, evidence, window, schedule, temperature):
-    settings = AggregationSettings(
+    settings = AblationSettings(
         evidence=evidence, window=window, schedule=schedule, temperature=temperature, max_tokens=24,
         head=2, seed=11,
     )  # fmt: skip
@@ -115,7 +117,7 @@ def test_a_verifier_without_documents_says_so():
 @pytest.mark.parametrize("schedule", ["device", "cloud", "random"])
 @pytest.mark.parametrize("happens", ["cut", "silence"])
 def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
-    settings = AggregationSettings(
+    settings = AblationSettings(
         temperature=1.0, schedule=schedule, max_tokens=24, window=4, patience_s=0.4, attempts=8, seed=7
     )
     parts = urlsplit(tables)
@@ -138,14 +140,14 @@ def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
 
 @pytest.mark.parametrize("schedule", ["device", "cloud"])
 def test_a_cloud_restarted_in_mid_reply_changes_no_token(schedule):
-    settings = AggregationSettings(
+    settings = AblationSettings(
         temperature=1.0, schedule=schedule, max_tokens=20, window=4, patience_s=2, attempts=8, seed=3
     )
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as cloud:
         parts = urlsplit(cloud.enter_context(serving(CLOUD, letters)))
         proxy = stack.enter_context(LinkProxy((parts.hostname, parts.port)))
         channel = stack.enter_context(WebsocketChannel(proxy.url))
-        asking = stack.enter_context(DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)))
+        asking = stack.enter_context(AblationClient(channel, DEVICE, OURS, settings, asking=Letters(12)))
         restarts: list[int] = []
 
         def restart(_text: str, tokens: list[int]) -> None:
@@ -165,11 +167,11 @@ def test_real_models_answer_together(tmp_path_factory, temperature):
     folder = tmp_path_factory.mktemp("sides")
     device = load_model(ModelSettings(str(make_tiny_text(folder / "device", seed=3))))
     cloud = load_model(ModelSettings(str(make_tiny_text(folder / "cloud", seed=3, noise=0.05))))
-    settings = AggregationSettings(temperature=temperature, schedule="random", max_tokens=16, window=4, seed=1)
+    settings = AblationSettings(temperature=temperature, schedule="random", max_tokens=16, window=4, seed=1)
     with (
         serving(cloud, DocumentPrompt) as url,
         WebsocketChannel(url) as channel,
-        DragonClient(channel, device, OURS, settings) as asking,
+        AblationClient(channel, device, OURS, settings) as asking,
     ):
         answer = asking.answer(QUESTION)
     assert answer.tokens == reference(device, cloud, settings, DocumentPrompt)

@@ -16,9 +16,10 @@ from tiny_text import make_tiny_text
 
 from dsd_msgs.msg import AnswerSource, MemoryAnswer, NavAction, Question, Verdict
 from dsd_msgs.srv import Ask
-from dsd_ros.dragon.documents.store import open_documents
+from dsd_ros.dragon.documents.embedding import SentenceEncoder
+from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.navigation.run.controller import Pose
-from dsd_ros.navigation.run.run import RunOutcome
+from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.nodes.memory_node import SOURCE, SightingMemory, sightings
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, TopicOrder, VerifierTopics
@@ -248,8 +249,7 @@ def test_only_what_is_said_to_be_seen_is_remembered(reasoning, place):
 
 
 def test_memory_outlives_the_node(tmp_path):
-    (tmp_path / "store" / "texts").mkdir(parents=True)
-    with open_documents(tmp_path / "store") as store:
+    with Store(tmp_path / "store", SentenceEncoder()) as store:
         assert SightingMemory(store).remember(SEEN, Pose(0.0, 0.0, 0.0), 1.0e9)
     with open_documents(tmp_path / "store") as store:
         memory = SightingMemory(store)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two halves of an answer over links that deliver messages on demand, with tables for models."""
+"""Two sides of an answer over links that deliver messages on demand, with tables for models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from dsd_lab.dragon.ablations import AblationState
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.mixture import Local
-from dsd_ros.dragon.state import AggregationState
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
 
@@ -65,7 +65,7 @@ def synchronous(tables: Tables, asked: Question, ends: frozenset[int] = frozense
 
 
 class Sides:
-    """Both halves, and what is on its way between them: by direction, or by direction and kind (``ordered`` False)."""
+    """Both sides, and what is on its way between them: by direction, or by direction and kind (``ordered`` False)."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Sides:
         ordered: bool = True,
     ) -> None:
         sizes = [tables.vocab_size(side) for side in SIDES]
-        self.halves = {
-            "device": AggregationState(asked, "device", sizes[0], sizes[1], ends, switch),
-            "cloud": AggregationState(asked, "cloud", sizes[1], sizes[0], ends, switch),
+        self.sides = {
+            "device": AblationState(asked, "device", sizes[0], sizes[1], ends, switch),
+            "cloud": AblationState(asked, "cloud", sizes[1], sizes[0], ends, switch),
         }
         self.tables, self.ordered = tables, ordered
         self.links: dict[tuple[str, str], deque] = {}
@@ -87,29 +87,29 @@ class Sides:
 
     def actions(self) -> list[tuple[str, ...]]:
         found = [("deliver", *link) for link, messages in self.links.items() if messages]
-        for side, half in self.halves.items():
+        for side, state in self.sides.items():
             if side in self.begun:
                 found.append(("finish", side))
-            elif half.drafts:
+            elif state.drafts:
                 found.append(("begin", side))
         return found
 
     def act(self, action: tuple[str, ...]) -> None:
         what, side = action[0], action[1]
-        half = self.halves[side]
+        state = self.sides[side]
         if what == "begin":
-            self.begun[side] = half.epoch, half.prefix
+            self.begun[side] = state.epoch, state.prefix
             return
         if what == "finish":
             epoch, prefix = self.begun.pop(side)
-            if half.epoch != epoch or not half.drafts:
+            if state.epoch != epoch or not state.drafts:
                 return  # preempted
-            assert half.prefix == prefix
-            half.drafted(self.tables.local(side, prefix))
+            assert state.prefix == prefix
+            state.drafted(self.tables.local(side, prefix))
         else:
-            self.halves[half.other].receive(self.links[action[1:]].popleft())
-            side = half.other
-        for message in self.halves[side].take():
+            self.sides[state.other].receive(self.links[action[1:]].popleft())
+            side = state.other
+        for message in self.sides[side].take():
             data = encode(message)
             self.bytes += len(data)
             kind = "" if self.ordered else type(message).__name__
@@ -117,19 +117,19 @@ class Sides:
         self.check()
 
     def check(self) -> None:
-        for half in self.halves.values():
-            assert len(half._own) <= half.question.window
-            assert len(half._theirs) <= 2 * half.question.window + 1
-            for position, theirs in half._theirs.items():
-                assert position >= len(half.tokens)
-                assert theirs.proposal.rejections >= half.rejections[half.other]
-        device, cloud = (half.tokens for half in self.halves.values())
+        for state in self.sides.values():
+            assert len(state._own) <= state.question.window
+            assert len(state._theirs) <= 2 * state.question.window + 1
+            for position, theirs in state._theirs.items():
+                assert position >= len(state.tokens)
+                assert theirs.proposal.rejections >= state.rejections[state.other]
+        device, cloud = (state.tokens for state in self.sides.values())
         shorter = min(len(device), len(cloud))
         assert device[:shorter] == cloud[:shorter]
-        assert any(half.aggregates for half in self.halves.values()) or any(
+        assert any(state.aggregates for state in self.sides.values()) or any(
             getattr(m, "hands_over", False) for link in self.links.values() for m in link
         )
-        assert not all(half.aggregates for half in self.halves.values())
+        assert not all(state.aggregates for state in self.sides.values())
 
     def run(self, choose_action: Callable[[int], int], most: int = 5000) -> list[int]:
         for _ in range(most):
@@ -137,7 +137,7 @@ class Sides:
             if not actions:
                 break
             self.act(actions[choose_action(len(actions))])
-        device, cloud = self.halves["device"], self.halves["cloud"]
+        device, cloud = self.sides["device"], self.sides["cloud"]
         assert device.ended and cloud.ended, "the two sides wait for each other"
         assert device.tokens == cloud.tokens and device.steps == cloud.steps
         return device.tokens

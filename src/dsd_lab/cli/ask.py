@@ -6,12 +6,14 @@ from __future__ import annotations
 from functools import partial
 
 from dsd_lab.dragon import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_ros.cli.arguments import arguments, flag
+from dsd_lab.dragon.ablations import AblationServer, AblationSettings
+from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cli.ask import AskArguments, answer_by
 
 
 @arguments
 class AskMethodArguments(AskArguments):
+    aggregation: AblationSettings = part(AblationSettings)
     method: str = flag(
         DRAGON,
         "by both sides together, by one side's documents alone, or by a method that the DRAGON paper compares itself "
@@ -27,7 +29,6 @@ def command(args: AskMethodArguments) -> int:
     """
     from dsd_lab.dragon.baseline_service import BaselineService
     from dsd_lab.dragon.baselines import open_session
-    from dsd_ros.dragon.server import DragonServer
 
     ordinary = args.method in OF_AN_ORDINARY_CLOUD
     if args.link.verifier and not ordinary:
@@ -38,4 +39,4 @@ def command(args: AskMethodArguments) -> int:
     def baseline(model: object, store: object, **_: object) -> BaselineService:
         return BaselineService(model, store)  # type: ignore[arg-type]
 
-    return answer_by(args, partial(open_session, args.method), DragonServer if ordinary else baseline)
+    return answer_by(args, partial(open_session, args.method), AblationServer if ordinary else baseline)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
+from dsd_lab.dragon.ablations import AblationServer, pack_evidence
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
-from dsd_ros.dragon.evidence import pack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
-from dsd_ros.dragon.peer import end_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.dragon.server import name_of, refusal_of
+from dsd_ros.dragon.side import end_of
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
 
@@ -197,7 +197,7 @@ class BaselineService:
     def _serve(self, asked: _Asked) -> None:
         question, model = asked.question, self.model
         scale = scale_of(self._retriever)
-        error = refusal_of(model, replace(question, schedule="device"), scale)
+        error = refusal_of(model, replace(question, schedule="device"), AblationServer.offered, scale)
         if not error and question.schedule not in WANTED:
             error = (
                 f"this cloud is for comparisons and knows no schedule {question.schedule!r}; "

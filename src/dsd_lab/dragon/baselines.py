@@ -16,13 +16,14 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
 
 from dsd_lab.dragon import IN_STEP, OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.ablations import AblationClient, AblationSettings, unpack_evidence
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     KEYS,
@@ -42,12 +43,10 @@ from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
-from dsd_ros.dragon.client import Asker, DragonClient, OnToken
+from dsd_ros.dragon.client import OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
-from dsd_ros.dragon.evidence import unpack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
-from dsd_ros.dragon.prompts import Asking
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.messages import (
@@ -60,6 +59,9 @@ from dsd_ros.wire.messages import (
     Refusal,
     prefix_digest,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _WANTED = {  # method -> what it asks the cloud for
     "device": None,
@@ -77,20 +79,20 @@ def open_session(
     channel: Channel,
     model: Any,
     retriever: Retriever,
-    settings: AggregationSettings | None = None,
+    settings: AblationSettings | None = None,
     **options: Any,
-) -> DragonClient | BaselineSession:
+) -> AblationClient | BaselineSession:
     """A session that answers by one of METHODS; ValueError. Only dragon and drdg-tw dial; else the channel is up."""
-    settings = settings or AggregationSettings()
+    settings = settings or AblationSettings()
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
             settings = dataclasses.replace(settings, window=1, schedule="device", aggregator="device")
-        return DragonClient(channel, model, retriever, settings, **options)
+        return AblationClient(channel, model, retriever, settings, **options)
     options = {name: value for name, value in options.items() if name in ("asking", "kept")}
     return BaselineSession(method, channel, model, retriever, settings, **options)
 
 
-class BaselineSession(Asker):
+class BaselineSession:
     """Answers by one of the methods that aggregate nothing token by token; for measurements: it does not reconnect."""
 
     def __init__(
@@ -99,20 +101,30 @@ class BaselineSession(Asker):
         channel: Channel,
         model: Any,
         retriever: Retriever,
-        settings: AggregationSettings | None = None,
+        settings: AblationSettings | None = None,
         *,
         asking: Asking | None = None,
         kept: KeptDocuments | None = None,
     ) -> None:
         if method not in _WANTED:
             raise ValueError(f"there is no method {method!r}; use one of {', '.join(_WANTED)}")
-        super().__init__(model, retriever, settings, asking, kept)
+        self.model, self.retriever = model, retriever
+        self.settings = settings or AblationSettings()
+        self.asking: Asking = asking or DocumentPrompt(model)
+        self.kept = kept if kept is not None else KeptDocuments()
+        self.replies = 0  # questions so far
         self.method = method
         self.channel = channel
         self.closing = False
 
     def close(self) -> None:
         self.closing = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def answer(self, question: str, on_token: OnToken | None = None) -> Answer:
         """As ``DragonClient.answer``, with no steps in its statistics. It cannot be cancelled and has no deadline."""

@@ -18,6 +18,7 @@ from typing import Any
 from dsd_lab.bench.pace import Pace
 from dsd_lab.bench.scenes import BATCH_GROWTH
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
 from dsd_lab.dragon.corpus import ASKED, QUESTIONS, SOURCE, count_tokens, read_corpus, two_sides
@@ -27,14 +28,11 @@ from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, Row, cell, check_range, header, render_template, table
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.answers import Answer
-from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
-from dsd_ros.dragon.peer import Profile
+from dsd_ros.dragon.profiler import Profile
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import DragonServer
-from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import own_choice
 from dsd_ros.wire.channel import LocalChannel
 
@@ -56,7 +54,6 @@ class AnswerVariant:
     evidence: str = "sparse"
     temperature: float = 0.0
     randomness: str = "shared"
-    reweight_every: int = 0
 
 
 VARIANTS = (
@@ -73,7 +70,6 @@ VARIANTS = (
 
 FURTHER = (  # measured where they are named
     AnswerVariant("dragon, independent", "dragon", temperature=1.0, randomness="independent"),
-    AnswerVariant("dragon, reweighted", "dragon", reweight_every=4),
 )
 
 
@@ -202,13 +198,12 @@ def answer_to(
 ) -> Answer:
     """One answer, in a session of its own; what it learns about the link stays in ``profile``."""
     device, cloud = sides
-    settings = AggregationSettings(
+    settings = AblationSettings(
         documents=bench.documents, max_tokens=bench.max_tokens, temperature=variant.temperature,
         evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
-        reweight_every=variant.reweight_every,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
-    kind = DragonServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
+    kind = AblationServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
     # Nothing is kept of a prompt with the other side's text.
     kept = KeptDocuments() if variant.method == "drcg-text" else device.kept
     if variant.method == "drcg-kv":
@@ -218,7 +213,7 @@ def answer_to(
         EmulatedChannel(LocalChannel(service), link.stretched(bench.time_scale), seed, bench.window_bytes) as channel,
         open_session(variant.method, channel, device.model, device.passages, settings, kept=kept) as session,
     ):
-        if isinstance(session, DragonClient):
+        if isinstance(session, AblationClient):
             session.profile = profile
         return session.answer(question)
 
@@ -262,7 +257,7 @@ def _prepare(
 
 def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> dict[str, float]:
     """Make the passes of both sides' mixtures; the share of the target's tokens that each side drafts itself."""
-    settings = AggregationSettings(temperature=temperature, seed=bench.seed)
+    settings = AblationSettings(temperature=temperature, seed=bench.seed)
     mixtures = [
         side.mixture(question, side.passages.retrieve(question, bench.documents), temperature) for side in sides
     ]

@@ -15,8 +15,7 @@ import numpy as np
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.chunking import chunks, key_of
 from dsd_ros.dragon.documents.embedding import Encoder
-from dsd_ros.dragon.documents.index import TEMPERATURE
-from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.documents.retrieval import TEMPERATURE, Retrieved
 
 SOURCE = "the language reference of Python as pydoc_data.topics carries it (PSF licence)"
 ASKED = (

@@ -23,6 +23,7 @@ import torch
 
 from dsd_lab.bench.real import two_cores
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.ablations import AblationServer, AblationSettings
 from dsd_lab.dragon.baseline_service import WANTED, BaselineService
 from dsd_lab.dragon.baselines import open_session
 from dsd_lab.dragon.bench import AnswerVariant, link_profile
@@ -39,8 +40,7 @@ from dsd_ros.dragon.documents.embedding import Encoder, SentenceEncoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import KeptDocuments
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import DragonServer, WithDocuments
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.server import WithDocuments
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import Message, Question
@@ -112,11 +112,11 @@ class OwnDocuments:
 
 
 class _AnyMethod:
-    """The cloud's half of every method, as ``DragonServer`` has it."""
+    """The cloud's half of every method, of the bench."""
 
     def __init__(self, model: Any, documents: OwnDocuments) -> None:
         kept = KeptDocuments()
-        self._dragon = DragonServer(model, documents, kept=kept)
+        self._dragon = AblationServer(model, documents, kept=kept)
         self._baselines = BaselineService(model, documents, kept=kept)
 
     def submit(self, message: Message, reply: Callable[[Message], object], peer: Any) -> bool:
@@ -226,7 +226,7 @@ class Device:
     def session(self, variant: AnswerVariant, max_tokens: int = 0) -> Any:
         """A session of a variant, with a link of its own."""
         bench = self._bench
-        settings = AggregationSettings(
+        settings = AblationSettings(
             documents=bench.documents, max_tokens=max_tokens or bench.max_tokens, temperature=variant.temperature,
             randomness=variant.randomness, evidence=variant.evidence, seed=bench.seed, patience_s=_PATIENCE_S,
         )  # fmt: skip

@@ -21,8 +21,7 @@ from dsd_lab.train.reader.facts import draw_sides, language
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.documents.chunking import chunks, read_document
 from dsd_ros.dragon.documents.embedding import Encoder
-from dsd_ros.dragon.documents.index import TEMPERATURE
-from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.documents.retrieval import TEMPERATURE, Retrieved
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.paths import config_directory

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsd_lab.papers.dragon_schedules import SCHEDULES, Schedule, latency
 from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive, check_shares
-from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate
-from dsd_ros.dragon.scheduler import SIDES, Estimates, Scheduler, delta_z, latency
+from dsd_ros.dragon.profiler import Profile
+from dsd_ros.dragon.scheduler import delta_z
+from dsd_ros.dragon.settings import SIDES
 
 Link = Callable[[float], float]  # seconds of a round trip that begins at a time
 JITTER_PERIOD = 20.0 * math.pi  # seconds
@@ -61,20 +63,6 @@ class SimulatedAnswer:
     events: list[Event] = field(repr=False)
 
 
-@dataclass
-class Learned:
-    """What answers have taught about delays, link and acceptances, for later ones, as ``dragon.peer.Profile``."""
-
-    delays: tuple[DecodeDelay, DecodeDelay] = field(default_factory=lambda: (DecodeDelay(), DecodeDelay()))
-    link: LinkEstimate = field(default_factory=LinkEstimate)
-    shares: tuple[Acceptance, Acceptance] = field(default_factory=lambda: (Acceptance(), Acceptance()))
-
-    def estimates(self, length: int) -> Estimates:
-        """Estimates at a context of ``length`` tokens."""
-        (device, cloud), (ours, theirs) = self.delays, self.shares
-        return Estimates(device.at(length), cloud.at(length), self.link.round_trip(), ours.value, theirs.value)
-
-
 class _Side:
     """What one side knows."""
 
@@ -92,21 +80,19 @@ class _Simulation:
         accepted: np.ndarray,
         delays: tuple[float, float],
         link: Link,
-        scheduler: Scheduler,
+        schedule: Schedule,
         window: int,
         first: int,
-        learned: Learned,
+        learned: Profile,
     ) -> None:
         self.accepted, self.delays, self.link = accepted, delays, link
-        self.scheduler, self.window, self.aggregator, self.learned = scheduler, window, first, learned
+        self.schedule, self.window, self.aggregator, self.learned = schedule, window, first, learned
         self.sides = (_Side(), _Side())
         self.events: list[Event] = []
         self.pending: list[tuple[float, int, Callable[[float], None]]] = []
         self.scheduled = self.switches = 0
         self.last_arrival = [0.0, 0.0]
         self.delivered = self.seconds = 0.0
-        for delay in learned.delays:
-            delay.learn()
 
     def run(self) -> SimulatedAnswer:
         for side in (0, 1):
@@ -139,7 +125,7 @@ class _Simulation:
                 return  # a rejection has interrupted it
             own.working = None
             own.made += 1
-            self.learned.delays[side].observe(position + 1, delay)
+            self.learned.delays[SIDES[side]].observe(delay)
             event = self._note(Event(then, "drafted", SIDES[side], position, cause, now))
             self._send(
                 1 - side, then, lambda later: self._draft_arrives(1 - side, position, rejections, later, event, then)
@@ -158,7 +144,7 @@ class _Simulation:
         self.sides[side].arrived.add((position, rejections))
         event = self._note(Event(now, "draft arrives", SIDES[side], position, cause, sent))
         # Both ways are alike here; a real side measures the round trip by echoed clocks.
-        self.learned.link.observe(0, 2.0 * (now - sent))
+        self.learned.link.observe(2.0 * (now - sent))
         self._aggregate(side, now, event)
 
     def _aggregate(self, side: int, now: float, cause: int) -> None:
@@ -169,14 +155,14 @@ class _Simulation:
         ):
             position = own.position
             held = (bool(self.accepted[position, 0]), bool(self.accepted[position, 1]))
-            for share, one in zip(self.learned.shares, held, strict=True):
-                share.observe(one)
-            guess = self.learned.estimates(position + 2)
+            for name, one in zip(SIDES, held, strict=True):
+                self.learned.acceptance[name].observe(one)
+            guess = self.learned.estimates()
             waiting = 0
             while (position + 1 + waiting, own.rejections[other]) in own.arrived:
                 waiting += 1
-            chosen = self.scheduler.side(guess, SIDES[side], *held, own.made - position - 1, waiting)
-            switch = chosen != SIDES[side] and position + 1 < len(self.accepted)
+            switch = self.schedule.switches(guess, SIDES[side], *held, own.made - position - 1, waiting)
+            switch = switch and position + 1 < len(self.accepted)
             rates = guess.device_acceptance, guess.cloud_acceptance
             dz = delta_z(guess.device_delay, guess.cloud_delay, guess.round_trip, *rates)
             event = self._note(
@@ -222,13 +208,13 @@ def simulate(
     strategy: str = "auto",
     window: int = 32,
     seed: int = 0,
-    learned: Learned | None = None,
+    learned: Profile | None = None,
 ) -> SimulatedAnswer:
     """One answer whose drafts are accepted as given, (tokens, 2): those of the device and of the cloud; ValueErrors.
 
-    ``device``, ``cloud``: seconds of a decoding step. ``strategy``: of ``dragon.scheduler``. ``window``: drafts ahead
+    ``device``, ``cloud``: seconds of a decoding step. ``strategy``: of ``dragon_schedules``. ``window``: drafts ahead
     of the last known verdict; 1 is token-wise synchronisation. A transfer takes half a round trip. ``learned`` is from
-    the answers before, and also decides which side begins after a first answer.
+    the answers before.
     """
     rows = np.asarray(accepted, bool)
     if rows.ndim != 2 or rows.shape[1] != 2 or not len(rows):
@@ -236,13 +222,9 @@ def simulate(
     if window < 1:
         raise TheoryError(f"window is {window}; draft at least 1 token ahead")
     check_amounts(device=device, cloud=cloud)
-    scheduler = Scheduler(strategy, seed=seed)
+    schedule = Schedule(strategy, seed)
     first = strategy if strategy in SIDES else "device"
-    if learned is None:
-        learned = Learned()
-    elif learned.link.latency > 0.0:  # it has seen an answer
-        first = scheduler.begins(learned.estimates(1))
-    return _Simulation(rows, (device, cloud), link, scheduler, window, SIDES.index(first), learned).run()
+    return _Simulation(rows, (device, cloud), link, schedule, window, SIDES.index(first), learned or Profile()).run()
 
 
 def sequence_wise(count: int, device: float, cloud: float, link: Link) -> float:
@@ -252,7 +234,7 @@ def sequence_wise(count: int, device: float, cloud: float, link: Link) -> float:
     return max(count * device, made + link(made) / 2.0)
 
 
-STRATEGIES = ("auto", "delta-z", "device", "cloud", "random")
+STRATEGIES = SCHEDULES
 TOKEN_WISE, SEQUENCE_WISE = "token-wise", "sequence-wise"
 
 
@@ -299,7 +281,7 @@ def compare(setting: Setting, extras: Sequence[float], sequences: int = 50, *, s
     found = []
     for extra in extras:
         totals: dict[str, list[float]] = {name: [] for name in (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)}
-        learned = {strategy: Learned() for strategy in STRATEGIES}
+        learned = {strategy: Profile() for strategy in STRATEGIES}
         for number, rows in enumerate(answers):
             link = steady_link(setting.base, extra, phase=float(number))
             for strategy in STRATEGIES:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers import dragon_simulator as simulator
+from dsd_lab.papers.dragon_schedules import latency
 from dsd_lab.reproduce.table import Measured, Reports, Row, Table
-from dsd_ros.dragon.scheduler import delta_z, latency
+from dsd_ros.dragon.scheduler import delta_z
 
 _TRIP_MS = 300.0
 _A_TOKEN = ("decode_ms", "per_token_ms")  # of the tokens after the first, and of all
@@ -199,11 +200,6 @@ def _figure_6(reports: Reports) -> Table:
             "Algorithm 1, each side with its own noise, over `dragon, sampled`: times the ms a token",
             None,
             measured=_over(reports, "dragon, independent", "dragon, sampled", report="dragon-independent"),
-        ),
-        Row(
-            "weights re-estimated every 4 tokens, over never: times the ms a token",
-            None,
-            measured=_over(reports, "dragon, reweighted", "dragon", report="dragon-reweighted"),
         ),
     ]
     return Table("Figure 6: latency a token", rows)

@@ -99,7 +99,7 @@ def _answer(
         say("reading the documents")
         channel = stack.enter_context(args.link.channel() if args.link.verifier else _cloud(args, model, service))
         store = stack.enter_context(open_documents(documents_directory(args.robot_documents, "robot")))
-        asking = session(channel, model, store, args.aggregation, relevance=store.relevance)
+        asking = session(channel, model, store, args.aggregation)
         stack.callback(asking.close)
         say("asking")
         answer: Answer = asking.answer(args.question, on_token)
@@ -117,7 +117,7 @@ def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
         model = load_model(ModelSettings(model_path(args.cloud_model, READER)))
     with ExitStack() as stack:
         store = stack.enter_context(open_documents(documents_directory(args.cloud_documents, "cloud")))
-        cloud = stack.enter_context(service(model, store, relevance=store.relevance))
+        cloud = stack.enter_context(service(model, store))
         yield stack.enter_context(LocalChannel(cloud))
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,20 +37,8 @@ class StoreArguments:
 @arguments
 class AddArguments:
     paths: list[Path] = word(text="file, .md, .txt, .pdf, .docx or .html, or folder of such files", metavar="PATH")
-    place: str = flag("", "the place they are about (default: as they say)")
-    time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
     store: Path | None = _store()
     json: Path | None = json_option("the answer")
-
-
-@arguments
-class WatchArguments:
-    folder: Path = word(text="folder of such files", metavar="DIR")
-    every: float = flag(2.0, "time between looks, s")
-    once: bool = flag(False, "look once, and end")
-    place: str = flag("", "the place they are about (default: as they say)")
-    time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
-    store: Path | None = _store()
 
 
 @arguments
@@ -70,9 +57,7 @@ class RemoveArguments:
 
 
 @contextmanager
-def _open(
-    args: StoreArguments | AddArguments | WatchArguments | SearchArguments | RemoveArguments,
-) -> Iterator[tuple[Store, Progress]]:
+def _open(args: StoreArguments | AddArguments | SearchArguments | RemoveArguments) -> Iterator[tuple[Store, Progress]]:
     from dsd_ros.cli.terminal import Progress
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
     from dsd_ros.dragon.documents.store import Store
@@ -80,18 +65,17 @@ def _open(
     folder = args.store or data_directory() / "documents"
     with Progress() as progress:
         progress.to(0.0, "loading the embedding model")
-        encoder = SentenceEncoder()
-        with Store(folder, encoder, progress=progress.to) as store:
+        with Store(folder, SentenceEncoder()) as store:
             yield store, progress
 
 
 @command.command
 def add(args: AddArguments) -> int:
-    """Add files, or update those that changed; exit with 1 if one cannot be used."""
+    """Add files, update those that changed, remove what is gone from a folder; exit with 1 if one cannot be used."""
     from dsd_ros.dragon.documents.chunking import files_in, read_documents
 
     files, refused = files_in(args.paths), list[str]()
-    documents = read_documents(files, args.place, args.time, refused.append)
+    documents = read_documents(files, refused.append)
     if len(files) == len(refused) == 1:
         raise ValueError(refused[0])
     added = []
@@ -106,27 +90,16 @@ def add(args: AddArguments) -> int:
             changed = store.add(document, report)
             added.append({"source": document.source, "changed": changed})
             progress.say(f"{'added    ' if changed else 'unchanged'} {shown(document.source)}")
+        folders = [path.absolute() for path in args.paths if path.is_dir()]
+        sources = [Path(listed.source) for listed in store.documents()]
+        gone = [path for path in sources if any(map(path.is_relative_to, folders)) and not path.exists()]
+        for path in gone:
+            store.remove(str(path))
+            progress.say(f"removed   {shown(str(path))}")
         chunks = len(store)
     print(f"{chunks} chunks in all")
-    write_json(args.json, {"documents": added, "refused": refused, "chunks": chunks})
+    write_json(args.json, {"documents": added, "removed": list(map(str, gone)), "refused": refused, "chunks": chunks})
     return EXIT_GOAL_MISSED if refused else EXIT_DONE
-
-
-@command.command
-def watch(args: WatchArguments) -> int:
-    """Keep the store in step with a folder: what is added, changed or deleted there. Ends with Ctrl-C."""
-    from dsd_ros.dragon.documents.watching import FolderWatch
-
-    with _open(args) as (store, progress):
-        watched = FolderWatch(store, args.folder, args.place, args.time, settled_s=0.0 if args.once else 1.0)
-        while True:
-            for change in watched.sync(progress.to):
-                about = change.reason or str(change.path)
-                if change.kind != "unchanged":
-                    progress.say(f"{change.kind:9} {shown(about)}")
-            if args.once:
-                return EXIT_DONE
-            time.sleep(args.every)
 
 
 @command.command(name="list")
@@ -135,12 +108,9 @@ def list_(args: StoreArguments = StoreArguments()) -> int:
     with _open(args) as (store, _):
         listed, chunks = store.documents(), len(store)
     for each in listed:
-        about = ", ".join(word for word in (each.place, each.time) if word)
-        print(shown(f"{each.chunks:6} {each.source}{f'  ({about})' if about else ''}"))
+        print(shown(f"{each.chunks:6} {each.source}"))
     print(f"{len(listed)} documents, {chunks} chunks")
-    keys = ("source", "place", "time", "chunks")
-    rows = [{key: getattr(each, key) for key in keys} for each in listed]
-    write_json(args.json, {"documents": rows, "chunks": chunks})
+    write_json(args.json, {"documents": [each._asdict() for each in listed], "chunks": chunks})
     return EXIT_DONE
 
 
@@ -150,23 +120,11 @@ def search(args: SearchArguments) -> int:
     with _open(args) as (store, _):
         found = store.search(args.query, args.count)
     for each in found:
-        places = ", ".join(
-            holder.source + (f" ({holder.heading})" if holder.heading else "") for holder in each.holders
-        )
-        print(f"{each.cosine:.3f}  {shown(each.text, keep=LINES)}\n       {shown(places)}")
+        place = each.source + (f" ({each.heading})" if each.heading else "")
+        print(f"{each.cosine:.3f}  {shown(each.text, keep=LINES)}\n       {shown(place)}")
     if not found:
         print("there are no documents; add some with 'dsd documents add'")
-    rows = [
-        {
-            "key": each.key,
-            "text": each.text,
-            "cosine": each.cosine,
-            "relevance": each.relevance,
-            "documents": [holder._asdict() for holder in each.holders],
-        }
-        for each in found
-    ]
-    write_json(args.json, {"found": rows})
+    write_json(args.json, {"found": [each._asdict() | {"relevance": each.relevance} for each in found]})
     return EXIT_DONE
 
 
@@ -183,14 +141,3 @@ def remove(args: RemoveArguments) -> int:
                 print(f"not there: {shown(source)}")
     write_json(args.json, {"missing": missing})
     return EXIT_GOAL_MISSED if missing else EXIT_DONE
-
-
-@command.command
-def rebuild(args: StoreArguments = StoreArguments()) -> int:
-    """Rebuild the index from the kept texts."""
-    with _open(args) as (store, progress):
-        store.rebuild(progress.to)
-        chunks = len(store)
-    print(f"{chunks} chunks, reindexed")
-    write_json(args.json, {"chunks": chunks})
-    return EXIT_DONE

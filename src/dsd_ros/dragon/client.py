@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device's half of questions: answer them together with the cloud, over a link that may break and come back.
+"""The device's side of questions: answer them together with the cloud, over a link that may break and come back.
 
 Three threads: the caller's waits and passes on tokens, one drafts, one dials and receives. An answer can go on from its
 tokens alone, so a lost link or a restarted cloud costs an attempt and changes no token.
@@ -11,19 +11,17 @@ import math
 import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics, Told, sources_of
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
-from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
-from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
-from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted
+from dsd_ros.dragon.profiler import Profile
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
-from dsd_ros.dragon.scheduler import SIDES, Scheduler
-from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.settings import HEAD, SIDES, AggregationSettings
+from dsd_ros.dragon.side import MAX_MEASURED_US, AnswerSide, end_of
 from dsd_ros.dragon.state import Contradiction, Sources, own_choice
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.prompts import check_instruction
@@ -52,41 +50,14 @@ _EARLY = 256  # messages that may overtake the reply
 _TRANSIENT = (EndCode.OVERLOADED, EndCode.UNKNOWN, EndCode.CLOSING)  # another attempt may succeed
 
 
-class Asker(ABC):
-    """Answers questions on the device from a model and its documents, by whatever method."""
-
-    def __init__(
-        self,
-        model: Any,
-        retriever: Retriever,
-        settings: AggregationSettings | None,
-        asking: Asking | None,
-        kept: KeptDocuments | None,
-    ) -> None:
-        self.settings = settings or AggregationSettings()
-        self.model = model
-        self.retriever = retriever
-        self.asking: Asking = asking or DocumentPrompt(model)
-        self.kept = kept if kept is not None else KeptDocuments()
-        self.replies = 0  # questions so far
-
-    @abstractmethod
-    def close(self) -> None:
-        """End an answer in progress. The channel is the caller's to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DragonClient(Asker):
+class DragonClient:
     """Answers questions together with the cloud, one at a time, over a channel that stays the caller's.
 
     The noise of the n-th answer is keyed by n, so a repeated session gives the same tokens. A client can be used again
     after any failure.
     """
+
+    side_class = AnswerSide
 
     def __init__(
         self,
@@ -96,14 +67,16 @@ class DragonClient(Asker):
         settings: AggregationSettings | None = None,
         *,
         asking: Asking | None = None,
-        relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
-        delay: DecodeDelay | None = None,
     ) -> None:
-        """``model`` has the cloud's tokenizer. ``asking``, ``relevance``, ``delay``: see ``server.DragonServer``."""
-        super().__init__(model, retriever, settings, asking, kept)
-        self.profile = Profile.of("device", delay)
-        self._relevance = relevance
+        """``model`` has the cloud's tokenizer. ``asking``: see ``server.DragonServer``."""
+        self.settings = settings or AggregationSettings()
+        self.model = model
+        self.retriever = retriever
+        self.asking: Asking = asking or DocumentPrompt(model)
+        self.kept = kept if kept is not None else KeptDocuments()
+        self.replies = 0  # questions so far
+        self.profile = Profile()
         self._wake = threading.Condition()
         self._attempt: Attempt | None = None
         self._drafting = False  # the worker is in the mixture
@@ -133,10 +106,7 @@ class DragonClient(Asker):
             began = time.monotonic()
             count = self.settings.documents
             documents = self.retriever.retrieve(question, count) if count else []
-            mixture = LocalMixture(
-                self.model, self.asking, question, documents, self.settings.temperature, self.kept,
-                self.settings.reweight_every, self._relevance,
-            )  # fmt: skip
+            mixture = LocalMixture(self.model, self.asking, question, documents, self.settings.temperature, self.kept)
             mixture.reserve(self.settings.max_tokens)
             limits = Limits(deadline, cancelled, closed=lambda: self._closing, what="answer")
             statistics = AnswerStatistics(device_documents=len(documents))
@@ -156,6 +126,12 @@ class DragonClient(Asker):
         self._link.close()
         if threading.current_thread() is not self._worker:
             self._worker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------------ the caller's thread
 
@@ -204,15 +180,8 @@ class DragonClient(Asker):
 
     def _begin(self, asked: _Asked, ask: int, number: int) -> None:
         """Send the question, and let the worker read the documents meanwhile."""
-        settings, model = self.settings, self.model
-        message = Question(
-            ask, number, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, asked.question,
-            settings.documents, float(settings.temperature), settings.seed, self.replies,
-            settings.randomness, settings.evidence, settings.head, settings.max_tokens, settings.window,
-            settings.reweight_every, settings.schedule, self._beginner(asked.mixture),
-            sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
-        )  # fmt: skip
-        attempt = Attempt(message, asked.mixture, self._link.post, self.profile, self._wake)
+        message = self._question(asked, ask, number)
+        attempt = Attempt(message, asked.mixture, self._link.post, self.profile, self._wake, self.side_class)
         with self._wake:
             if self._closing:
                 raise LinkClosed("the session was closed")
@@ -220,14 +189,16 @@ class DragonClient(Asker):
             self._wake.notify_all()
         self._link.post(message)
 
-    def _beginner(self, mixture: LocalMixture) -> str:
-        """The side that aggregates the first token."""
-        settings = self.settings
-        if settings.aggregator in SIDES:
-            return settings.aggregator
-        self.profile.learn()
-        estimates = self.profile.estimates(mixture.context)
-        return Scheduler(settings.schedule, seed=settings.seed).begins(estimates)
+    def _question(self, asked: _Asked, ask: int, number: int) -> Question:
+        """The device begins to aggregate: its first token comes half a round trip earlier."""
+        settings, model = self.settings, self.model
+        return Question(
+            ask, number, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, asked.question,
+            settings.documents, float(settings.temperature), settings.seed, self.replies,
+            "shared", "sparse", HEAD, settings.max_tokens, settings.window,
+            0, "auto", "device",
+            sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
+        )  # fmt: skip
 
     def _follow(self, asked: _Asked, patience: float) -> None:
         """Wait until the answer is complete; LinkError if it does not come."""
@@ -346,14 +317,16 @@ class Attempt:
         send: Callable[[Message], object],
         profile: Profile,
         wake: threading.Condition,
+        side_class: type[AnswerSide] = AnswerSide,
     ) -> None:
         self.question = question
-        self.half: AggregationPeer | None = None
+        self.side: AnswerSide | None = None
         self.failure: LinkError | Exception | None = None
         self.eos: frozenset[int] = frozenset()
         self.documents = 0
         self.sources: list[str] = []  # the names of the cloud's documents
         self._mixture, self._send, self._profile, self._wake = mixture, send, profile, wake
+        self._side_class = side_class
         self._early: list[Message] = []
         self._read = False  # whether the documents were read while waiting for the reply
         self._stopped = False
@@ -362,13 +335,13 @@ class Attempt:
     @property
     def ended(self) -> bool:
         """Whether the answer is complete."""
-        return self.half is not None and self.half.ended
+        return self.side is not None and self.side.ended
 
     @property
     def wants_work(self) -> bool:
         if self._stopped or self.failure is not None:
             return False
-        return not self._read if self.half is None else self.half.wants_work
+        return not self._read if self.side is None else self.side.wants_work
 
     def news(self, known: int) -> bool:
         """Whether there are more than ``known`` tokens, or the answer or the attempt has ended."""
@@ -377,33 +350,33 @@ class Attempt:
     def progress(self) -> tuple[list[int], list[float]]:
         """The tokens and when each was decided; NaN for those of earlier attempts."""
         before = [math.nan] * len(self.question.answered)
-        if self.half is None:
+        if self.side is None:
             return self.question.answered, before
-        tokens, times = self.half.progress()
+        tokens, times = self.side.progress()
         return tokens, before + times
 
     def silent_in(self, patience: float) -> float:
         """Seconds until the cloud has been silent for ``patience``; all of it while the cloud owes nothing."""
-        if self.half is not None and not self.half.owed:
+        if self.side is not None and not self.side.owed:
             return patience
         return max(0.0, self._heard + patience - time.monotonic())
 
     def stop(self) -> None:
         """Give up: a forward pass in progress ends before its next layer."""
         self._stopped = True
-        if self.half is not None:
-            self.half.stop()
+        if self.side is not None:
+            self.side.stop()
 
     def work(self) -> None:
         """Make a draft or, until the cloud has replied, read the documents."""
         try:
-            if self.half is None:
+            if self.side is None:
                 self._mixture.follow(self.question.answered)
                 self._mixture.next(lambda: self._stopped)
                 self._read = True
             else:
-                owed = self.half.owed
-                self.half.work()
+                owed = self.side.owed
+                self.side.work()
                 if not owed:
                     self._heard = time.monotonic()  # the cloud may have been waiting for this draft
         except Preempted:
@@ -426,14 +399,14 @@ class Attempt:
             self._fail(AnswerRefused(message.sentence or "the cloud ended the answer", message.code))
         elif isinstance(message, QuestionReply):
             self._on_reply(message)
-        elif self.half is None:
+        elif self.side is None:
             if len(self._early) < _EARLY:
                 self._early.append(message)
         else:
             self._hand_over(message)
 
     def _on_reply(self, reply: QuestionReply) -> None:
-        if self.half is not None:
+        if self.side is not None:
             return
         most = largest_vocabulary(self.question.vocab_size)
         if reply.error or not 2 <= reply.vocab_size <= most:
@@ -442,25 +415,25 @@ class Attempt:
             return
         trip = time.monotonic() - self._asked - reply.held / 1e6
         if reply.held and 0.0 <= trip <= MAX_MEASURED_US / 1e6:  # 0: it was not measured
-            self._profile.link.observe(0, trip)
+            self._profile.link.observe(trip)
         self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
         self.documents, self.sources = reply.documents, reply.sources
-        half = AggregationPeer(
+        side = self._side_class(
             self.question, "device", reply.vocab_size, self.eos, self._mixture, self._send, self._profile, self._wake
         )
         if self._stopped:
-            half.stop()
+            side.stop()
         early, self._early = self._early, []
         with self._wake:
-            self.half = half
+            self.side = side
             self._wake.notify_all()
         for message in early:
             self._hand_over(message)
 
     def _hand_over(self, message: Message) -> None:
-        assert self.half is not None
+        assert self.side is not None
         try:
-            self.half.receive(message)
+            self.side.receive(message)
         except Contradiction as error:
             self._fail(AnswerRefused(str(error), error.code), error.code, str(error))
         except Exception as error:  # any failure is the caller's to see
@@ -471,8 +444,8 @@ class Attempt:
             self._send(end_of(self.question, code, sentence))
         with self._wake:
             self.failure = self.failure or error
-            if self.half is not None:
-                self.half.stop()
+            if self.side is not None:
+                self.side.stop()
             self._wake.notify_all()
 
 
@@ -496,20 +469,20 @@ class _Asked:
         return len(self.tokens) >= max_tokens or last[0] in eos or last[0] in self.eos
 
     def take(self, attempt: Attempt) -> None:
-        half = attempt.half
-        if half is None:
+        side = attempt.side
+        if side is None:
             return
-        figures, state = self.statistics, half.state
+        figures, state = self.statistics, side.state
         self.eos = attempt.eos
         figures.cloud_documents = attempt.documents
         figures.steps += tuple(state.steps)
         for step in state.steps:
             self.tell(step.sources, attempt.sources)
         figures.reveals += state.reveals
-        figures.preemptions += half.preemptions
-        figures.dropped += half.dropped
-        for side, count in state.rejections.items():
-            figures.rejections[side] += count
+        figures.preemptions += side.preemptions
+        figures.dropped += side.dropped
+        for name, count in state.rejections.items():
+            figures.rejections[name] += count
 
     def tell(self, sources: Sources, cloud: list[str]) -> None:
         """Note the documents behind a token, by ``Step.sources`` and the names of the cloud's."""

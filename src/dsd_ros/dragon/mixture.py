@@ -36,8 +36,6 @@ _RELEVANCE = 0.25  # what of the relevance counts beside these odds
 _ENDING = 0.75  # what ending the answer counts as abstaining: a document with more to say weighs more
 _UNFINISHED = 3.0  # taken from the logit of not_told within a sentence: a document that began it can mostly end it
 
-Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
-
 
 class Preempted(Exception):
     """A forward pass was given up between two layers; no sequence has changed. Internal to this package."""
@@ -95,25 +93,17 @@ class LocalMixture:
         documents: Sequence[Retrieved],
         temperature: float,
         kept: KeptDocuments | None = None,
-        reweight_every: int = 0,
-        relevance: Relevance | None = None,
     ) -> None:
         """No forward pass yet. PromptError for texts that cannot be used.
 
-        ``temperature`` 0 gives the distribution at 1, whose argmax greedy decoding takes. After every
-        ``reweight_every`` tokens (0: never) ``relevance(text, documents)`` gets the question and the answer so far.
+        ``temperature`` 0 gives the distribution at 1, whose argmax greedy decoding takes.
         """
         self.model = model
         self.documents = list(documents) or [NOTHING_FOUND]
         self.passes = 0
         self._not_told: int | None = getattr(model, "not_told", None)
-        self._question = question
         self._temperature = max(temperature, _COLDEST) if temperature > 0.0 else 1.0
         self._kept = kept if kept is not None else KeptDocuments(0)
-        self._every = reweight_every if relevance is not None else 0
-        self._relevance = relevance
-        # The relevances at the beginning and after every ``reweight_every`` tokens.
-        self._weighed = [[found.relevance for found in self.documents]]
         self._pieces = [asking.pieces(found.text, question) for found in self.documents]
         self._sequences: list[TokenSequence] = []
         self._tokens: list[int] = []
@@ -140,8 +130,6 @@ class LocalMixture:
         for sequence in self._sequences:
             sequence.rollback(len(sequence.tokens) - len(self._tokens) + same)
             sequence.append(tokens[same:])
-        if self._every:
-            del self._weighed[1 + same // self._every :]
         self._tokens = list(tokens)
 
     def next(self, preempted: Callable[[], bool] = lambda: False) -> Local:
@@ -159,7 +147,9 @@ class LocalMixture:
         self.passes += 1
         rows = next_logits_together(self._sequences, on_layer)
         counts = 1.0 if self._not_told is None else _RELEVANCE
-        relevances = [counts * value + self._log_odds(row) for value, row in zip(self._relevances(), rows, strict=True)]
+        relevances = [
+            counts * found.relevance + self._log_odds(row) for found, row in zip(self.documents, rows, strict=True)
+        ]
         highest = max(relevances)
         shares = [math.exp(value - highest) for value in relevances]
         total = math.fsum(shares)
@@ -210,13 +200,3 @@ class LocalMixture:
         for sequence, (_, tail) in zip(sequences, self._pieces, strict=True):
             sequence.append(tail + self._tokens)
         self._sequences = sequences
-
-    def _relevances(self) -> list[float]:
-        """Each document's relevance when it was last weighed; equal for equal answers."""
-        if not self._every or self._relevance is None:
-            return self._weighed[0]
-        while len(self._weighed) <= len(self._tokens) // self._every:
-            said = self.model.decode_text(self._tokens[: len(self._weighed) * self._every])
-            text = f"{self._question} {said}".strip()
-            self._weighed.append(list(self._relevance(text, self.documents)))
-        return self._weighed[len(self._tokens) // self._every]

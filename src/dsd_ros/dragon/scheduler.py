@@ -2,21 +2,20 @@
 """Which side aggregates the next token.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
-section 5.1. Its rule (policy "delta-z") compares the long-run time of a token with either side aggregating. It ignores
-that a switch may cost, or save, up to half a round trip: a verdict that rejects the other side's draft has to travel
-there anyway, and a side that takes over does not have to send its next draft back. So "auto" compares the cost of the
-next token with and without a switch, given the verdict and the waiting drafts, plus the expected cost of what follows.
+section 5.1. Its rule (equation 8) compares the long-run time of a token with either side aggregating. It ignores that a
+switch may cost, or save, up to half a round trip: a verdict that rejects the other side's draft has to travel there
+anyway, and a side that takes over does not have to send its next draft back. So this one compares the cost of the next
+token with and without a switch, given the verdict and the waiting drafts, plus the expected cost of what follows.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import astuple, dataclass
 from itertools import product
 
-DEVICE, CLOUD = "device", "cloud"
-SIDES = (DEVICE, CLOUD)
-POLICIES = ("auto", "device", "cloud", "random", "delta-z")
+from dsd_ros.dragon.settings import SIDES
+
+HYSTERESIS = 0.02  # a switch must gain more than this share of the slower side's decoding step
 _ITERATIONS = 20  # each damped by 1/2: to a millionth
 
 
@@ -29,14 +28,6 @@ class Estimates:
     round_trip: float
     device_acceptance: float
     cloud_acceptance: float
-
-
-def latency(c_own: float, c_other: float, rtt: float, acceptance_other: float) -> float:
-    """Z, seconds per token in the long run if the own side aggregates (equation 7).
-
-    a max(c, c') + (1 - a) max(c, c' + rtt): the other side's draft, of acceptance a, is late only after a rejection.
-    """
-    return acceptance_other * max(c_own, c_other) + (1.0 - acceptance_other) * max(c_own, c_other + rtt)
 
 
 def delta_z(c_device: float, c_cloud: float, rtt: float, a_device: float, a_cloud: float) -> float:
@@ -76,61 +67,32 @@ def won_back(waited: float, delay: float, acceptance: float) -> float:
     return delay * acceptance * (1.0 - missed) / (1.0 - acceptance)
 
 
-class Scheduler:
-    """Chooses, on the side that aggregates, which side aggregates after each verdict of one answer."""
+def switches(
+    estimates: Estimates,
+    current: str,
+    device_accepted: bool,
+    cloud_accepted: bool,
+    own_ahead: int = 0,
+    other_ahead: int = 0,
+) -> bool:
+    """Whether the other side should aggregate after a verdict of side ``current`` about both sides' drafts.
 
-    def __init__(self, policy: str = "auto", hysteresis: float = 0.02, seed: int = 0) -> None:
-        """``hysteresis``: a switch must gain more than this share of the slower side's decoding step."""
-        if policy not in POLICIES:
-            raise ValueError(f"policy is {policy}; use one of {', '.join(POLICIES)}")
-        if not 0.0 <= hysteresis <= 1.0:
-            raise ValueError(f"hysteresis is {hysteresis}; give a share from 0 to 1")
-        self.policy, self.hysteresis = policy, hysteresis
-        self._random = random.Random(seed)
-
-    def begins(self, estimates: Estimates) -> str:
-        """The side that should aggregate the first token: the device unless earlier answers speak for the cloud."""
-        if self.policy in SIDES:
-            return self.policy
-        if self.policy == "random":
-            return DEVICE
-        slower = max(estimates.device_delay, estimates.cloud_delay)
-        return CLOUD if _long_run(estimates, DEVICE) > self.hysteresis * slower else DEVICE
-
-    def side(
-        self,
-        estimates: Estimates,
-        current: str,
-        device_accepted: bool | None = None,
-        cloud_accepted: bool | None = None,
-        own_ahead: int = 0,
-        other_ahead: int = 0,
-    ) -> str:
-        """The side to aggregate after a verdict of side ``current`` about both sides' drafts.
-
-        ``own_ahead``, ``other_ahead``: this and the other side's later drafts that wait here; a rejected side has none.
-        Without a verdict "auto" is "delta-z".
-        """
-        if self.policy in SIDES:
-            return self.policy
-        if self.policy == "random":
-            return self._random.choice(SIDES)
-        if self.policy == "delta-z" or device_accepted is None or cloud_accepted is None:
-            gain = _long_run(estimates, current)
-        else:
-            held = (device_accepted, cloud_accepted)
-            gain = _gain(estimates, SIDES.index(current), held, own_ahead, other_ahead)
-            # Estimates err: leave the side that is better in the long run only for more than that gain.
-            gain += min(0.0, _long_run(estimates, current))
-        slower = max(estimates.device_delay, estimates.cloud_delay)
-        if gain > self.hysteresis * slower:
-            return CLOUD if current == DEVICE else DEVICE
-        return current
+    ``own_ahead``, ``other_ahead``: this and the other side's later drafts that wait here; a rejected side has none.
+    """
+    gain = _gain(estimates, SIDES.index(current), (device_accepted, cloud_accepted), own_ahead, other_ahead)
+    # Estimates err: leave the side that is better in the long run only for more than that gain.
+    return pays(estimates, gain + min(0.0, long_run(estimates, current)))
 
 
-def _long_run(estimates: Estimates, current: str) -> float:
+def pays(estimates: Estimates, gain: float) -> bool:
+    """Whether a switch that gains so many seconds is worth it."""
+    return gain > HYSTERESIS * max(estimates.device_delay, estimates.cloud_delay)
+
+
+def long_run(estimates: Estimates, current: str) -> float:
+    """Seconds per token that the other side would save in the long run (equation 8)."""
     found = delta_z(*astuple(estimates))
-    return found if current == DEVICE else -found
+    return found if current == SIDES[0] else -found
 
 
 def _gain(estimates: Estimates, side: int, held: tuple[bool, bool], own_ahead: int, other_ahead: int) -> float:

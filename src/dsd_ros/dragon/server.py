@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud's half of questions: answers many devices at once, from documents that stay in the cloud.
+"""The cloud's side of questions: answers many devices at once, from documents that stay in the cloud.
 
 One worker thread owns the model and drafts one token per turn. A second thread receives messages, so that a rejection
 interrupts a forward pass. ``submit`` waits for neither.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +20,11 @@ from cachetools import LRUCache
 
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.documents.store import Store, open_documents
-from dsd_ros.dragon.evidence import most_bytes
-from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
-from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
-from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
+from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
+from dsd_ros.dragon.profiler import Profile
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
-from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
+from dsd_ros.dragon.settings import SIDES, ServiceSettings
+from dsd_ros.dragon.side import MAX_MEASURED_US, AnswerSide, end_of
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.paths import READER_INSTALL, SMALL_READER, models_directory, reader_note, shipped_model
@@ -61,12 +60,12 @@ _FAILED = "the cloud could not go on with this answer; its log says why"
 
 @dataclass(eq=False)
 class _Answer:
-    """One attempt at one question of one peer. Its messages are held until there is a ``half``."""
+    """One attempt at one question of one peer. Its messages are held until there is a ``side``."""
 
     question: Question
     reply: Send
     peer: Hashable
-    half: AggregationPeer | None = None
+    side: AnswerSide | None = None
     stopped: bool = False
     came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # when the device last sent something
@@ -77,8 +76,8 @@ class _Answer:
 
     def stop(self) -> None:
         self.stopped = True
-        if self.half is not None:
-            self.half.stop()
+        if self.side is not None:
+            self.side.stop()
 
 
 class DragonServer:
@@ -87,6 +86,12 @@ class DragonServer:
     Any thread may call it. Input that cannot be used is answered by a QuestionReply with an error, or a QuestionEnd.
     """
 
+    side_class = AnswerSide
+    # What a question may ask for. The laboratory's cloud offers what DRAGON is compared with as well.
+    offered: Mapping[str, Sequence[str]] = {
+        "randomness": ("shared",), "evidence": ("sparse",), "schedule": ("auto",), "aggregator": SIDES,
+    }  # fmt: skip
+
     def __init__(
         self,
         model: Any,
@@ -94,30 +99,24 @@ class DragonServer:
         settings: ServiceSettings | None = None,
         *,
         asking: Asking | None = None,
-        relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
-        delay: DecodeDelay | None = None,
         others: Sequence[Any] = (),
     ) -> None:
         """Start both threads.
 
-        ``asking``: how a model is prompted, if not as its own template says. ``relevance``: scores documents against
-        question and answer so far, for devices that weigh them again. ``delay``: the model's decoding delay, from
-        ``profiler.measure_delay``; without it, it is learnt from the answers. ``others``: models for devices that have
-        their tokenizer and not that of ``model``.
+        ``asking``: how a model is prompted, if not as its own template says. ``others``: models for devices
+        that have their tokenizer and not that of ``model``.
         """
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
         self._models = {one.tokenizer_fingerprint: (one, asking or DocumentPrompt(one)) for one in (*others, model)}
-        self._relevance = relevance
-        self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
         self._lock = threading.RLock()  # guards the next three
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
         self._profiles: dict[Hashable, Profile] = {}
         self._ended: LRUCache[tuple[Hashable, int, int], bool] = LRUCache(_ENDED_REMEMBERED)
-        # Messages wait, in order, until their answer has its half. An answer that can draft waits for its turn.
+        # Messages wait, in order, until their answer has its side. An answer that can draft waits for its turn.
         self._inbox: TurnQueue[tuple[_Answer, Message]] = TurnQueue(_WAITING_PER_ANSWER, _WAITING_BYTES)
         self._turns: TurnQueue[_Answer] = TurnQueue(per_owner=1)
         self._threads = [
@@ -194,7 +193,7 @@ class DragonServer:
             sentence = "this connection already has its half of the cloud's max_answers questions; ask again later"
             return end_of(question, EndCode.OVERLOADED, sentence)
         model, _ = self._model_for(question)
-        error = refusal_of(model, question, scale_of(self._retriever))
+        error = refusal_of(model, question, self.offered, scale_of(self._retriever))
         if error:
             return QuestionReply(question.ask, question.attempt, error, *name_of(model), 0)
         answer = _Answer(question, reply, peer)
@@ -229,9 +228,6 @@ class DragonServer:
         answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif isinstance(message, Proposal) and _size(message) > most_bytes(answer.question, answer.question.vocab_size):
-            self._drop(answer)
-            return end_of(message, EndCode.BAD_EVIDENCE, "a draft's evidence is too long")
         elif not self._inbox.put(answer, (answer, message), of=accounts_of(peer), size=_size(message)):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
@@ -250,9 +246,9 @@ class DragonServer:
 
     def _go_on(self, answer: _Answer) -> None:
         """After a message or a draft: queue another turn, or end the answer."""
-        if answer.half is not None and answer.half.ended:
+        if answer.side is not None and answer.side.ended:
             self._drop(answer)
-        elif answer.half is not None and answer.half.wants_work:
+        elif answer.side is not None and answer.side.wants_work:
             self._turns.put(answer, answer, of=accounts_of(answer.peer))
 
     # ------------------------------------------------------------------ the inbox's thread
@@ -263,9 +259,9 @@ class DragonServer:
                 self._receive(answer, message)
 
     def _receive(self, answer: _Answer, message: Message) -> None:
-        assert answer.half is not None
+        assert answer.side is not None
         try:
-            answer.half.receive(message)
+            answer.side.receive(message)
         except Contradiction as error:
             self._give_up(answer, error.code, str(error))
         except Exception:
@@ -290,12 +286,12 @@ class DragonServer:
 
     def _work(self, answer: _Answer) -> None:
         try:
-            if answer.half is not None:
-                answer.half.work()
+            if answer.side is not None:
+                answer.side.work()
             elif not answer.stopped:
                 self._open(answer)
         except ValueError as error:  # from prompts, contexts and distributions
-            code = EndCode.BAD_QUESTION if answer.half is None else EndCode.MODEL_ERROR
+            code = EndCode.BAD_QUESTION if answer.side is None else EndCode.MODEL_ERROR
             self._give_up(answer, code, str(error))
         except Exception:
             # One device's failure must not end the server.
@@ -309,27 +305,23 @@ class DragonServer:
         model, asking = self._model_for(question)
         count = min(question.documents, self.settings.max_documents)
         documents = self._retriever.retrieve(question.text, count) if count else []
-        mixture = LocalMixture(
-            model, asking, question.text, documents, question.temperature, self._kept,
-            question.reweight_every, self._relevance,
-        )  # fmt: skip
+        mixture = LocalMixture(model, asking, question.text, documents, question.temperature, self._kept)
         mixture.reserve(question.max_tokens)
         ends = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
         with self._lock:
             if answer.stopped:
                 return
-            delay = self._delay if model is self.model else None
-            profile = self._profiles.setdefault(answer.peer, Profile.of("cloud", delay))
+            profile = self._profiles.setdefault(answer.peer, Profile())
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         names = [found.source for found in documents]
         answer.reply(
             QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held, sources=names)
         )
-        half = AggregationPeer(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
+        side = self.side_class(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
         with self._lock:
-            answer.half = half
+            answer.side = side
             if answer.stopped:
-                half.stop()
+                side.stop()
             self._inbox.release(answer)
 
 
@@ -383,16 +375,15 @@ class WithDocuments:
 
 @dataclass
 class Documents:
-    """What a verifier needs to answer questions: a text model, its decoding delay and a folder of documents."""
+    """What a verifier needs to answer questions: text models and a folder of documents."""
 
     model: Any
     folder: Path
-    delay: DecodeDelay | None = None
     others: tuple[Any, ...] = ()  # see ``DragonServer``
 
     @classmethod
     def load(cls, folder: Path, settings: ModelSettings, text_model: str = "") -> Documents:
-        """Load, check and time them; ModelError, DocumentError, StoreError or EmbeddingError for unusable ones.
+        """Load and check them; ModelError, DocumentError, StoreError or EmbeddingError for unusable ones.
 
         ``settings``: how a model runs; ``text_model``: its path. Without one it is the reader that ships, and the small
         reader too, for robots that have only that.
@@ -406,26 +397,22 @@ class Documents:
             if note := reader_note():
                 _log.warning(note)
         model, *others = (load_model(replace(settings, path=path, prompt="")) for path in paths)
-        return cls(model, folder, measure_delay(model, AggregationSettings().documents), tuple(others))
+        return cls(model, folder, tuple(others))
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
         """One object that serves verification and questions, and owns the store and the engine."""
         with ExitStack() as stack:
             store = stack.enter_context(open_documents(self.folder))
-            service = stack.enter_context(
-                DragonServer(
-                    self.model, store, settings, relevance=store.relevance, delay=self.delay, others=self.others
-                )
-            )
+            service = stack.enter_context(DragonServer(self.model, store, settings, others=self.others))
             served = WithDocuments(make_engine(), service, store)
             stack.pop_all()
         return served
 
 
-def refusal_of(model: Any, question: Question, scale: str = "") -> str:
+def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[str]], scale: str = "") -> str:
     """One sentence on why ``model`` cannot answer a question; "" if it can.
 
-    ``scale``: of this side's relevances (``retrieval.scale_of``).
+    ``offered``: see ``DragonServer``. ``scale``: of this side's relevances (``retrieval.scale_of``).
     """
     version, tokenizer, theirs = (
         question.protocol_version,
@@ -447,8 +434,7 @@ def refusal_of(model: Any, question: Question, scale: str = "") -> str:
             f"the robot's relevances are of another scale ({theirs or 'unnamed'}) than the cloud's "
             f"({scale or 'unnamed'}); use the same embedding model and release on both sides"
         )
-    known = {"randomness": RANDOMNESS, "evidence": EVIDENCE, "schedule": SCHEDULES, "aggregator": SIDES}
-    for name, choices in known.items():
+    for name, choices in offered.items():
         if getattr(question, name) not in choices:
             return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
     if not 1 <= question.max_tokens <= _MAX_TOKENS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side's half of one answer as a pure state machine: no thread, model, clock or socket.
+"""One side of one answer as a pure state machine: no thread, model, clock or socket.
 
 Both sides run it. Own drafts and the other side's messages go in, messages to the other side come out, and both sides
 decide the same tokens. Source: DRAGON, section 4.2 (draft queues, target queue, aggregator).
@@ -23,17 +23,14 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
+from dsd_ros.decoding.aggregation import Decision, Head, Known, Offer, Undecided, decide, head_of
 from dsd_ros.decoding.coupling import choose, gumbel
-from dsd_ros.decoding.packing import PackingError, pack_probabilities, unpack_probabilities
-from dsd_ros.decoding.sampling import sample
+from dsd_ros.decoding.packing import PackingError, pack_head, pack_probabilities, unpack_head, unpack_probabilities
 from dsd_ros.decoding.settings import SamplingError
-from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.dragon.mixture import Local
 from dsd_ros.dragon.settings import SIDES, AggregationSettings
 from dsd_ros.wire.messages import MAX_REVEALED, EndCode, Message, Proposal, Question, Reveal, Verdict
 
-_STREAMS = {"device": 1, "cloud": 2}
 Sources: TypeAlias = tuple[tuple[int, float], tuple[int, float]]  # the device's and the cloud's
 
 
@@ -109,7 +106,6 @@ class AggregationState:
         self.rejections = dict.fromkeys(SIDES, 0)
         self.reveals = 0
         self._sizes = {side: vocab_size, self.other: other_vocab_size}
-        self._most_bytes = most_bytes(question, other_vocab_size)
         self._eos = eos_token_ids
         self._switch = switch
         self._own: deque[_Draft] = deque()
@@ -117,11 +113,6 @@ class AggregationState:
         self._out: list[Message] = []
         self._asked: Reveal | None = None
         self._known: Known | None = None  # this side's own distribution at the next position
-        # Algorithm 1's randomness, different for each attempt, so that no draw is repeated.
-        key = [question.seed, question.reply, question.attempt, _STREAMS[side]]
-        self._drafting = np.random.default_rng([*key, 1])
-        self._deciding = np.random.default_rng([*key, 2])
-        self._draws: Draws | None = None
 
     # ------------------------------------------------------------------ questions
 
@@ -180,7 +171,7 @@ class AggregationState:
     def drafted(self, local: Local, decode_us: int = 0) -> None:
         """Draft a token from the distribution after ``prefix``; SamplingError if it is invalid."""
         position = len(self.tokens) + len(self._own)
-        token = self._choose(local.p, position)
+        token = self._draw(local.p, position)
         behind = None if token in self._eos else token
         self._own.append(_Draft(token, local, decode_us, local.source_of(token), behind))
         self._follow()
@@ -209,8 +200,6 @@ class AggregationState:
             return  # rejected or decided while it was on its way
         if proposal.position > last or proposal.position >= self.question.max_tokens:
             raise Contradiction(f"a draft of position {proposal.position} is too far ahead of {first} decided tokens")
-        if len(proposal.evidence) > self._most_bytes:
-            raise Contradiction("a draft's evidence is too long", EndCode.BAD_EVIDENCE)
         held = self._theirs.get(proposal.position)
         if held is not None and held.order >= (proposal.rejections, bool(proposal.evidence)):
             return  # a duplicate
@@ -300,17 +289,14 @@ class AggregationState:
         noise = self._noise(len(self.tokens))
         try:
             if theirs.known is None:
-                size = self._sizes[self.other]
-                theirs.known = unpack_evidence(self.question, proposal, size, noise)
+                theirs.known = self._known_from(proposal, noise)
             if self._known is None:
                 self._known = Known.whole(own.local.p)
             offers = {
                 self.side: Offer(own.token, own.local.log_weight, self._known),
                 self.other: Offer(proposal.token, proposal.log_weight, theirs.known),
             }
-            if self._independent and self._draws is None:
-                self._draws = Draws(*self._deciding.random(2).tolist())
-            return decide(offers["device"], offers["cloud"], noise, self._draws)
+            return self._decide_offers(offers["device"], offers["cloud"], noise)
         except (SamplingError, PackingError) as error:
             raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
 
@@ -366,7 +352,7 @@ class AggregationState:
         for position, theirs in list(self._theirs.items()):
             if theirs.proposal.rejections < due:
                 del self._theirs[position]
-        self._known = self._draws = None
+        self._known = None
         if self.ended:
             self._own.clear()
             self._theirs.clear()
@@ -376,7 +362,7 @@ class AggregationState:
 
     def _propose(self, position: int) -> None:
         draft = self._own[position - len(self.tokens)]
-        evidence = pack_evidence(self.question, draft.local.p, draft.token, self._noise(position))
+        evidence = self._evidence(draft.local.p, draft.token, self._noise(position))
         rejections, weight = self.rejections[self.side], draft.local.log_weight
         named = self._named(draft, draft.token)
         self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us, **named)
@@ -384,24 +370,31 @@ class AggregationState:
     def _post(self, kind: Callable[..., Message], *fields: object, **named: int) -> None:
         self._out.append(kind(self.question.ask, self.question.attempt, *fields, **named))
 
-    # ------------------------------------------------------------------ randomness
-
-    @property
-    def _independent(self) -> bool:
-        return self.question.temperature > 0.0 and self.question.randomness == "independent"
+    # ------------------------------------------------------------------ what the paper's ablations change (dsd_lab)
 
     def _noise(self, position: int) -> np.ndarray | None:
+        """G (V,) of a token; None: greedy."""
         question = self.question
         if question.temperature == 0.0:
             return None
         return gumbel(question.seed, question.reply, position, max(self._sizes.values()))
 
-    def _choose(self, p: torch.Tensor, position: int) -> int:
-        """A draft of this side: a sample of p, with the target's noise if randomness is shared."""
-        if self._independent:
-            return sample(p, self._drafting)
+    def _draw(self, p: torch.Tensor, position: int) -> int:
+        """A draft of this side, by the noise that the decision takes."""
         noise = self._noise(position)
         return int(p.argmax()) if noise is None else choose(p, noise[: len(p)])
+
+    def _decide_offers(self, device: Offer, cloud: Offer, noise: np.ndarray | None) -> Decision | Undecided:
+        return decide(device, cloud, noise)
+
+    def _evidence(self, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
+        """What travels of p (V,) with a draft ``token``: its decisive tokens and a bound on the others."""
+        return pack_head(*head_of(p, noise, self.question.head, token), len(p))
+
+    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> Known:
+        """What a proposal says of the other side's p; PackingError or SamplingError if invalid."""
+        size = self._sizes[self.other]
+        return Known.of_head(Head(*unpack_head(proposal.evidence, size)), size, noise)
 
 
 def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:

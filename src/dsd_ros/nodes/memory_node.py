@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The robot's half of answering questions, and its memory: a text model, its own documents, what it has seen.
+"""The robot's side of answering questions, and its memory: a text model, its own documents, what it has seen.
 
 configure loads the text model and opens the documents, activate answers the service ``dsd/ask`` together with the cloud
-(``dragon.client``), deactivate ends an answer under way, cleanup frees the model. The cloud's half is a verifier with
+(``dragon.client``), deactivate ends an answer under way, cleanup frees the model. The cloud's side is a verifier with
 documents: a verifier_node, or a remote one through a bridge_node. The documents never leave this process.
 """
 
@@ -26,7 +26,6 @@ from dsd_ros.dragon.answers import Answer, AnswerRefused
 from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.store import Store, open_documents
-from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.navigation.run.controller import Pose
 from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.paths import SMALL_READER, documents_directory, reader_note, shipped_model
@@ -65,7 +64,6 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._channel = DdsChannel(self, topics=AGGREGATION)
         self._model: VisionLanguageModel | None = None
         self._store: Store | None = None
-        self._delay: DecodeDelay | None = None
         self._session: DragonClient | None = None
         self._pose: Pose | None = None  # the newest from odometry
         self._memory: SightingMemory | None = None
@@ -87,7 +85,6 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         if (note := reader_note()) and self._settings.model.path == str(shipped_model(SMALL_READER)):
             self.get_logger().warning(note)
         self._model = load_model(self._settings.model)
-        self._delay = measure_delay(self._model, self._settings.answer.documents)
 
     def begin(self) -> None:
         model, store = self._model, self._store
@@ -95,9 +92,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         token = self._settings.token()
         channel = AuthenticatedChannel(self._channel, token) if token else self._channel
         with self._turn:
-            self._session = DragonClient(
-                channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
-            )
+            self._session = DragonClient(channel, model, store, self._settings.answer)
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 
@@ -225,8 +220,7 @@ class SightingMemory:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        before = store.read(SOURCE)
-        self.memory = Memory() if before is None else Memory.read(before.text)
+        self.memory = Memory.read("\n".join(store.texts(SOURCE)))
 
     def remember(self, reasoning: str, pose: Pose, stamp: float) -> list[Sighting]:
         """Store and return what is new in a verified reply about a picture of ``stamp`` (s)."""

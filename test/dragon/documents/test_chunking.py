@@ -9,15 +9,7 @@ from time import process_time
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dsd_ros.dragon.documents.chunking import (
-    MAX_BYTES,
-    Document,
-    DocumentError,
-    chunks,
-    files_in,
-    key_of,
-    read_document,
-)
+from dsd_ros.dragon.documents.chunking import MAX_BYTES, Document, DocumentError, chunks, files_in, read_document
 
 
 def words(text: str) -> int:
@@ -46,11 +38,6 @@ def test_sections_are_kept_apart_and_marks_left_out():
 def test_numbers_and_abbreviated_metres_do_not_end_sentences():
     said = "On 2026-11-22 at 10:15 I saw the red chair at x 1.2 m, y -0.4 m."
     assert texts(f"{said} Then it rained.", size=16, overlap=0) == [said, "Then it rained."]
-
-
-def test_a_chunk_is_named_by_its_text_alone():
-    one, two = (next(chunks(f"# {title}\n\nThe door is shut.", words)) for title in "AB")
-    assert one.key == two.key == key_of("The door is shut.") and one.heading != two.heading
 
 
 @settings(max_examples=50)
@@ -85,13 +72,10 @@ def test_an_overlap_as_long_as_a_chunk_is_refused():
         list(chunks("A b.", words, 12, 12))
 
 
-def test_a_file_says_where_and_when(tmp_path):
+def test_a_file_without_its_front_matter_is_the_document(tmp_path):
     path = tmp_path / "note.md"
     path.write_bytes(b"\xef\xbb\xbf---\r\nplace: kitchen\r\ntime: 2026-11-22\r\n---\r\nThe lamp is new.\r\n")
-    document = read_document(path)
-    assert (document.place, document.time) == ("kitchen", "2026-11-22")
-    assert document.text == "The lamp is new.\n" and document.source == str(path)
-    assert read_document(path, place="hall").place == "hall"
+    assert read_document(path) == Document(str(path), "The lamp is new.\n")
 
 
 def test_what_is_no_text_is_refused_by_name(tmp_path):
@@ -105,8 +89,10 @@ def test_what_is_no_text_is_refused_by_name(tmp_path):
         read_document(binary)
     with pytest.raises(DocumentError, match="larger than 16 MiB; split it"):
         Document("x", "a" * (MAX_BYTES + 1))
-    with pytest.raises(DocumentError, match="the place of x is not one line"):
-        Document("x", "a", place="a\nb")
+    named = tmp_path / os.fsdecode(b"gr\xfcn.md")
+    named.write_text("B.")
+    with pytest.raises(DocumentError, match="is not UTF-8; rename the file"):
+        read_document(named)
 
 
 def test_folders_are_searched_and_other_files_refused(tmp_path):
@@ -130,13 +116,11 @@ def test_text_between_rules_is_kept_and_only_a_yaml_mapping_is_front_matter(tmp_
         "a: [b",
     ):
         path.write_text(f"---\n{front}\n---\n# Tuesday\nThe charger is in the kitchen.\n")
-        document = read_document(path)
-        assert front in document.text and (document.place, document.time) == ("", "")
+        assert front in read_document(path).text
     texts = [chunk.text for chunk in chunks("---\nA pot.\n\n***\nA cup.\n_ _ _\n", len)]
     assert texts == ["A pot. A cup."]
     path.write_text("---\nplace: 'hall'\ntime: 10:30\ntags: [a, b]\n---\nThe lamp is on.\n")
-    document = read_document(path)
-    assert (document.text, document.place, document.time) == ("The lamp is on.\n", "hall", "10:30")
+    assert read_document(path).text == "The lamp is on.\n"
 
 
 def test_no_line_takes_more_than_linear_time():
@@ -149,23 +133,11 @@ def test_no_line_takes_more_than_linear_time():
     assert process_time() - began < 10.0  # cubic time took 13 s for 1500 blanks
 
 
-def test_a_folder_leaves_out_links_out_of_it_and_names_what_it_skips(tmp_path, caplog):
-    (tmp_path / "secret.txt").write_text("4711.")
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "deep.md").write_text("Deep.")
-    folder = tmp_path / "in"
-    folder.mkdir()
+def test_a_folder_names_what_it_skips(tmp_path, caplog):
     for name in ("Readme.MD", "LIST.TXT", "view.png"):
-        (folder / name).write_text("A.")
-    (folder / "out.md").symlink_to(tmp_path / "secret.txt")
-    (folder / "zero.txt").symlink_to("/dev/zero")
-    (folder / "far").symlink_to(tmp_path / "far")
-    (folder / "loop.md").symlink_to(folder / "loop.md")
-    (folder / "own.md").symlink_to(folder / "Readme.MD")
-    os.mkfifo(folder / "pipe.md")
-    (folder / os.fsdecode(b"gr\xfcn.md")).write_text("B.")
-    assert [path.name for path in files_in([folder])] == ["LIST.TXT", "Readme.MD", "own.md"]
-    for name in ("view.png", "out.md (a link that leads out)", "zero.txt", "far", "pipe.md", "name is not UTF-8"):
-        assert name in caplog.text
-    with pytest.raises(DocumentError, match="is not UTF-8; rename the file"):
-        files_in([folder / os.fsdecode(b"gr\xfcn.md")])
+        (tmp_path / name).write_text("A.")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    (tmp_path / "loop.md").symlink_to(tmp_path / "loop.md")
+    os.mkfifo(tmp_path / "pipe.md")
+    assert [path.name for path in files_in([tmp_path])] == ["LIST.TXT", "Readme.MD"]
+    assert f"left out of {tmp_path}: {tmp_path / 'view.png'}" in caplog.text

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 import zipfile
 from pathlib import Path
 
@@ -13,8 +11,7 @@ from hashed_words import HashedWords
 
 from dsd_ros.dragon.documents import chunking
 from dsd_ros.dragon.documents.chunking import DocumentError, files_in, read_document, read_documents
-from dsd_ros.dragon.documents.store import Store, open_documents
-from dsd_ros.dragon.documents.watching import FolderWatch
+from dsd_ros.dragon.documents.store import open_documents
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 BODY = (
@@ -84,9 +81,9 @@ def test_a_web_page_is_what_a_browser_shows(tmp_path: Path) -> None:
 
 def test_a_pdf_is_read_and_its_hyphens_are_joined(tmp_path: Path) -> None:
     pytest.importorskip("pypdf")
-    document = read_document(write_pdf(tmp_path / "list.pdf", "The Viola chair stands in the gar-", "den."), "home")
+    document = read_document(write_pdf(tmp_path / "list.pdf", "The Viola chair stands in the gar-", "den."))
     assert " ".join(document.text.split()) == "The Viola chair stands in the garden."
-    assert document.place == "home" and document.source == str(tmp_path / "list.pdf")
+    assert document.source == str(tmp_path / "list.pdf")
 
 
 def bad_files(folder: Path) -> dict[str, str]:
@@ -135,31 +132,3 @@ def test_a_reader_that_crashes_or_never_ends_costs_one_file(tmp_path: Path, monk
     monkeypatch.setattr(chunking, "_EXTRACTING_S", 0.5)
     with pytest.raises(DocumentError, match=r"a\.docx takes more than 0\.5 s to read; split it"):
         read_document(path)
-
-
-def test_a_watched_folder_and_its_store_are_in_step(tmp_path: Path) -> None:
-    folder, shares = tmp_path / "notes", []
-    folder.mkdir()
-
-    def put(name: str, text: str, age: float = 10.0) -> Path:
-        (folder / name).write_text(text)
-        os.utime(folder / name, (time.time() - age,) * 2)
-        return folder / name
-
-    with Store(tmp_path / "store", HashedWords()) as store:
-        watch = FolderWatch(store, folder, place="home")
-        chairs, bad = put("chairs.md", "The Viola is red."), put("bad.docx", "no archive")
-        put("new.txt", "Half a sent", age=-60.0)  # being written
-        changes = {change.path.name: change for change in watch.sync(lambda share, _: shares.append(share))}
-        assert changes["chairs.md"].kind == "added" and "bad.docx is damaged" in changes["bad.docx"].reason
-        assert "new.txt" not in changes and shares == sorted(shares) and shares[-1] == 1.0
-        assert watch.sync() == []  # what was refused is named once
-        put("chairs.md", "The Viola is blue now.", age=5.0)
-        bad.unlink()
-        assert [(change.kind, change.path.name) for change in watch.sync()] == [("added", "chairs.md")]
-        assert [hit.text for hit in store.search("Viola", 3)] == ["The Viola is blue now."]
-        chairs.unlink()
-        assert [(change.kind, change.path.name) for change in watch.sync()] == [("removed", "chairs.md")]
-        assert len(store) == 0
-    with pytest.raises(DocumentError, match="no folder .* to watch"):
-        FolderWatch(store, tmp_path / "none")

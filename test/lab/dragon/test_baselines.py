@@ -10,6 +10,7 @@ from table_model import TableModel
 from tiny_text import make_tiny_text
 
 from dsd_lab.dragon import METHODS, OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     SEQUENCE,
@@ -24,12 +25,9 @@ from dsd_lab.dragon.baselines import BaselineSession, open_session
 from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import DragonServer
-from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.channel import LinkTimeout, LocalChannel
@@ -41,8 +39,8 @@ OURS = Shelf(("the owner likes the Viola", 0.4), ("chairs have legs", 0.1))
 THEIRS = Shelf(("the Viola is red", 0.6), ("the Cello is blue", -0.3))
 LETTERS = Letters(12)
 QUESTION = "where to?"
-GREEDY = AggregationSettings(max_tokens=12, seed=5)
-SAMPLED = AggregationSettings(max_tokens=12, seed=5, temperature=1.0)
+GREEDY = AblationSettings(max_tokens=12, seed=5)
+SAMPLED = AblationSettings(max_tokens=12, seed=5, temperature=1.0)
 
 
 class Heard(LocalChannel):
@@ -64,7 +62,7 @@ class Heard(LocalChannel):
 def ask(method, settings, device=DEVICE, cloud=CLOUD, asking=LETTERS):
     """The answer, and the channel it came over."""
     if method in OF_AN_ORDINARY_CLOUD:
-        service = DragonServer(cloud, THEIRS, asking=asking)
+        service = AblationServer(cloud, THEIRS, asking=asking)
     else:
         service = BaselineService(cloud, THEIRS, asking=asking)
     with (
@@ -131,7 +129,7 @@ def test_in_step_is_the_mixture_of_both_sides(settings):
 @pytest.mark.parametrize("evidence", ["full", "sparse"])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_whole_sequences_are_put_together_position_by_position(settings, evidence):
-    settings = AggregationSettings(max_tokens=12, seed=5, temperature=settings.temperature, evidence=evidence)
+    settings = AblationSettings(max_tokens=12, seed=5, temperature=settings.temperature, evidence=evidence)
     sides = [(DEVICE, OURS.documents), (CLOUD, THEIRS.documents)]
     rows = []
     for model, documents in sides:
@@ -182,7 +180,7 @@ def tiny(tmp_path_factory):
 
 
 def test_keys_and_values_travel_and_are_not_computed_again(tiny):
-    settings = AggregationSettings(max_tokens=6)
+    settings = AblationSettings(max_tokens=6)
     answer, channel = ask("drcg-kv", settings, tiny, tiny, DocumentPrompt(tiny))
     dragon, _ = ask("dragon", settings, tiny, tiny, DocumentPrompt(tiny))
     assert answer.tokens == dragon.tokens
@@ -207,7 +205,7 @@ def test_keys_and_values_travel_and_are_not_computed_again(tiny):
 def test_keys_and_values_of_another_model_are_refused(tiny, tmp_path):
     other = load_model(ModelSettings(str(make_tiny_text(tmp_path / "other", seed=4))))
     with pytest.raises(AnswerRefused, match="the very same model"):
-        ask("drcg-kv", AggregationSettings(max_tokens=6), tiny, other, DocumentPrompt(tiny))
+        ask("drcg-kv", AblationSettings(max_tokens=6), tiny, other, DocumentPrompt(tiny))
 
 
 def test_figures_are_those_of_any_answer():
@@ -225,7 +223,7 @@ def test_figures_are_those_of_any_answer():
 
 def test_an_ordinary_cloud_gives_no_document_away():
     for wanted in WANTED:
-        service = DragonServer(CLOUD, THEIRS, asking=LETTERS)
+        service = AblationServer(CLOUD, THEIRS, asking=LETTERS)
         with service, Heard(service) as channel:
             question = m.Question(
                 1, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION,
@@ -275,7 +273,7 @@ def test_what_cannot_be_done_is_said():
     service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
     with service, Heard(service) as channel:
         with (
-            DragonClient(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
+            AblationClient(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
             pytest.raises(AnswerRefused, match="is for comparisons"),
         ):
             session.answer(QUESTION)
@@ -294,7 +292,7 @@ def test_a_cloud_that_stays_silent_is_given_up():
 
         def disconnect(self, peer) -> None: ...
 
-    settings = AggregationSettings(max_tokens=4, patience_s=0.1)
+    settings = AblationSettings(max_tokens=4, patience_s=0.1)
     with (
         LocalChannel(Silent()) as channel,
         open_session("cloud", channel, DEVICE, OURS, settings, asking=LETTERS) as session,

@@ -15,6 +15,7 @@ from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
 from dsd_lab.dragon import METHODS, bench as dragon_bench
+from dsd_lab.dragon.ablations import AblationSettings
 from dsd_lab.dragon.bench import (
     VARIANTS,
     DragonBench,
@@ -33,7 +34,6 @@ from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -151,8 +151,8 @@ def few_passages(count_tokens, size):
 
 
 def test_variants_beyond_the_usual_are_named(model, monkeypatch):
-    """Algorithm 1 with each side's own noise, weights estimated again, and questions as they are asked."""
-    asked: list[tuple[str, AggregationSettings]] = []
+    """Algorithm 1 with each side's own noise, and questions as they are asked."""
+    asked: list[tuple[str, AblationSettings]] = []
     opened = dragon_bench.open_session
 
     def watched(method, channel, robot, passages, settings, **more):
@@ -163,12 +163,12 @@ def test_variants_beyond_the_usual_are_named(model, monkeypatch):
 
     monkeypatch.setattr(dragon_bench, "open_session", watched)
     monkeypatch.setattr(dragon_bench, "read_corpus", few_passages)
-    names = ["device", "dragon, independent", "dragon, reweighted"]
+    names = ["device", "dragon, independent"]
     bench = replace(FAST, questions=1, trips_ms=(0.0,), as_asked=True)
     report = measure_dragon(bench, model, HashedWords(), variants_named(names))
     assert {row["variant"] for row in report["rows"]} == set(names) and report["reached"] == {}
     assert {question for question, _ in asked} == {ASKED[0]}
-    assert [(s.randomness, s.reweight_every) for _, s in asked[1:]] == [("independent", 0), ("shared", 4)]
+    assert [s.randomness for _, s in asked[1:]] == ["independent"]
     assert variants_named([]) == list(VARIANTS)
     with pytest.raises(BenchError, match="there is no variant 'dragons'; name some of dragon; "):
         variants_named(["dragons"])

@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
+from dsd_lab.papers.dragon_schedules import latency
 from dsd_lab.papers.dragon_simulator import JITTER_PERIOD, sample_acceptances, sequence_wise, simulate, steady_link
 from dsd_lab.papers.theory import TheoryError
-from dsd_ros.dragon.scheduler import latency
 
 BOTH, DEVICE, CLOUD, NONE = (True, True), (True, False), (False, True), (False, False)
 
@@ -139,5 +139,5 @@ def test_wrong_settings_are_refused():
             simulate(accepted, 0.1, 0.1, link, **settings)
     with pytest.raises(TheoryError, match="device is -1"):
         simulate([BOTH], -1.0, 0.1, link)
-    with pytest.raises(ValueError, match="policy is best"):
+    with pytest.raises(ValueError, match="schedule is best"):
         simulate([BOTH], 0.1, 0.1, link, strategy="best")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -30,7 +29,6 @@ _BULLET = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])\s+")
 _FRONT = re.compile(r"---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _MAX_FRONT = 16 << 10  # characters of front matter
-_MAX_ABOUT = 200  # characters of a place or time
 _NAMED = 8  # of the files that are left out
 _EXTRACTING_S = 120.0
 
@@ -43,15 +41,10 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """A text and its ``source``, by which a later text replaces it.
-
-    ``place`` and ``time`` say where and when, in the owner's words or ISO 8601; empty if unknown.
-    """
+    """A text and its ``source``, by which a later text replaces it."""
 
     source: str
     text: str
-    place: str = ""
-    time: str = ""
 
     def __post_init__(self) -> None:
         if not self.source.strip():
@@ -60,23 +53,12 @@ class Document:
             raise DocumentError(f"{self.source} is larger than {MAX_BYTES >> 20} MiB; split it")
         if _CONTROL.search(self.text):
             raise DocumentError(f"{self.source} holds control characters; give plain text")
-        for name, value in (("place", self.place), ("time", self.time)):
-            if len(value) > _MAX_ABOUT or "\n" in value:
-                raise DocumentError(
-                    f"the {name} of {self.source} is not one line of at most {_MAX_ABOUT} characters; shorten it"
-                )
-
-    @property
-    def digest(self) -> str:
-        """32 hex digits over text, place and time."""
-        return key_of(f"{self.text}\x00{self.place}\x00{self.time}")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A passage of a document; ``key`` is the digest of ``text``."""
+    """A passage of a document, and the heading above it."""
 
-    key: str
     text: str
     heading: str = ""
 
@@ -89,69 +71,46 @@ def key_of(text: str) -> str:
 def files_in(paths: Iterable[Path]) -> list[Path]:
     """The documents (SUFFIXES) among ``paths`` and in the folders among them, sorted within a folder.
 
-    Of a folder, other files, links that lead out of it and names that are not UTF-8 are left out; a warning names
-    them. DocumentError for a missing path, another kind of file, or a folder without documents.
+    Of a folder, other files are left out, and a warning names them. DocumentError for a missing path, another kind of
+    file, or a folder without documents.
     """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside, left_out = files_below(path)
-            if left_out:
-                more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
-                _log.warning("left out of %s: %s%s", ascii(str(path))[1:-1], ", ".join(left_out[:_NAMED]), more)
-            if not inside:
+            inside = sorted(each for each in path.rglob("*") if each.is_file())
+            documents = [each for each in inside if each.suffix.lower() in SUFFIXES]
+            if others := [ascii(str(each))[1:-1] for each in inside if each.suffix.lower() not in SUFFIXES]:
+                more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+                _log.warning("left out of %s: %s%s", ascii(str(path))[1:-1], ", ".join(others[:_NAMED]), more)
+            if not documents:
                 raise DocumentError(f"{path} holds no {' or '.join(SUFFIXES)} file; name another")
-            found += inside
+            found += documents
         elif path.suffix.lower() not in SUFFIXES:
             raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text or PDF")
         elif not path.is_file():
             raise DocumentError(f"there is no file {path}; check its name")
-        elif not _is_text(str(path.absolute())):
-            raise DocumentError(f"the name {str(path)!a} is not UTF-8; rename the file")
         else:
             found.append(path)
     return list(dict.fromkeys(found))
 
 
-def files_below(folder: Path) -> tuple[list[Path], list[str]]:
-    """The documents in a folder, sorted, and what is left out of it and why."""
-    root, found, left_out = Path(os.path.realpath(folder)), list[Path](), list[str]()
-    for place, folders, names in os.walk(folder):
-        for name in sorted(names + [each for each in folders if Path(place, each).is_symlink()]):
-            path = Path(place, name)
-            if not Path(os.path.realpath(path)).is_relative_to(root):
-                left_out.append(f"{path} (a link that leads out)")
-            elif not _is_text(str(path.absolute())):
-                left_out.append(f"{str(path)!a} (its name is not UTF-8)")
-            elif name.startswith("~$"):
-                left_out.append(f"{path} (a word processor's lock)")
-            elif path.suffix.lower() in SUFFIXES and path.is_file():
-                found.append(path)
-            else:
-                left_out.append(str(path) if _is_text(str(path)) else ascii(str(path)))
-    return sorted(found), sorted(left_out)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a file name is UTF-8; bytes that are not become surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def read_document(path: Path, place: str = "", time: str = "") -> Document:
+def read_document(path: Path) -> Document:
     """Read a UTF-8 text file, or the text of a PDF, DOCX or HTML file; its absolute path is the document's source.
 
-    ``place: ...`` and ``time: ...`` in YAML front matter give place and time where the arguments do not. Lines
-    between two ``---`` are front matter only at the top and only if they are a YAML mapping; others are text.
-    DocumentError for a file that cannot be used.
+    Lines between two ``---`` are left out as front matter only at the top and only if they are a YAML mapping; others
+    are text. DocumentError for a file that cannot be used.
     """
     extracted = path.suffix.lower() in EXTRACTED
     most = MAX_FILE_BYTES if extracted else MAX_BYTES
     try:
+        str(path.absolute()).encode()
         if path.stat().st_size > most:
             raise DocumentError(f"{path} is larger than {most >> 20} MiB; split it")
         if extracted:
-            return Document(str(path.absolute()), _extracted(path), place, time)
+            return Document(str(path.absolute()), _extracted(path))
         text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeEncodeError:
+        raise DocumentError(f"the name {str(path)!a} is not UTF-8; rename the file") from None
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path} is not UTF-8 (byte {error.start}); convert it, e.g. with iconv -t UTF-8") from None
     except OSError as error:
@@ -160,16 +119,7 @@ def read_document(path: Path, place: str = "", time: str = "") -> Document:
     front = _FRONT.match(text)
     if front and _is_mapping(front[1]):
         text = text[front.end() :]
-        for line in front[1].splitlines():
-            name, _, value = line.partition(":")
-            value = value.strip()
-            if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-                value = value[1:-1]
-            if name.rstrip() == "place":
-                place = place or value
-            elif name.rstrip() == "time":
-                time = time or value
-    return Document(str(path.absolute()), text, place, time)
+    return Document(str(path.absolute()), text)
 
 
 def _extracted(path: Path) -> str:
@@ -191,14 +141,12 @@ def _extracted(path: Path) -> str:
     return text
 
 
-def read_documents(
-    paths: Iterable[Path], place: str = "", time: str = "", refused: Callable[[str], object] = _log.warning
-) -> list[Document]:
+def read_documents(paths: Iterable[Path], refused: Callable[[str], object]) -> list[Document]:
     """Those files that can be used, as documents; ``refused`` gets a sentence for each other one."""
     found = []
     for path in paths:
         try:
-            found.append(read_document(path, place, time))
+            found.append(read_document(path))
         except DocumentError as error:
             refused(str(error))
     return found
@@ -248,7 +196,7 @@ def chunks(
 
 def _chunk(sentences: list[tuple[str, int]], heading: str) -> Chunk:
     text = " ".join(sentence for sentence, _ in sentences)
-    return Chunk(key_of(text), text, heading)
+    return Chunk(text, heading)
 
 
 def _sentences(text: str, count_tokens: Callable[[str], int], size: int) -> Iterator[tuple[str, str, int]]:

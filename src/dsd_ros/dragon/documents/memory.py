@@ -16,7 +16,7 @@ SAME_PLACE_M = 0.5
 KEPT = 1000  # sightings; the oldest is dropped first
 MAX_THING = 80  # characters
 
-_SENTENCE = re.compile(r"On (\d{4}-\d\d-\d\d) at (\d\d:\d\d) I saw (.+) at x (-?\d+\.\d) m, y (-?\d+\.\d) m\.")
+_SENTENCE = re.compile(r"On (\d{4}-\d\d-\d\d) at (\d\d:\d\d) I saw (.+?) at x (-?\d+\.\d) m, y (-?\d+\.\d) m\.")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,9 @@ class Memory:
 
     @classmethod
     def read(cls, text: str) -> Memory:
-        """Read what ``document`` wrote; other lines are skipped."""
+        """Read the sentences that ``document`` wrote; others are skipped."""
         memory = cls()
-        for line in text.splitlines():
-            if (found := _SENTENCE.fullmatch(line.strip())) is None:
-                continue
+        for found in _SENTENCE.finditer(text):
             date, minute, thing, x, y = found.groups()
             with suppress(ValueError):  # no date
                 memory.add(Sighting(thing, float(x), float(y), datetime.fromisoformat(f"{date}T{minute}+00:00")))
@@ -101,14 +99,13 @@ class Memory:
         """The oldest first."""
         return tuple(self._kept)
 
-    def document(self, source: str, place: str = "") -> Document:
+    def document(self, source: str) -> Document:
         """All sightings as one document with a section for each thing, so that a chunk is about one thing."""
         things: dict[str, list[str]] = {}
         for kept in reversed(self._kept):
             things.setdefault(kept.thing, [f"# {kept.thing}"]).append(kept.sentence)
         text = "\n\n".join("\n\n".join(lines) for lines in things.values())
-        newest = f"{self._kept[-1].time.astimezone(timezone.utc):%Y-%m-%dT%H:%MZ}" if self._kept else ""
-        return Document(source, text, place, newest)
+        return Document(source, text)
 
 
 def _same(one: Sighting, other: Sighting) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+TEMPERATURE = 0.05  # of relevances: the embedding model was trained with a softmax over 20 cos
+
 
 @dataclass(frozen=True)
 class Retrieved:

@@ -7,65 +7,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from cachetools import LRUCache
 from msgspec.structs import replace
 
 from dsd_ros.decoding.aggregation import Decision
 from dsd_ros.dragon.mixture import LocalMixture, Preempted
-from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate
-from dsd_ros.dragon.scheduler import Estimates, Scheduler
-from dsd_ros.dragon.settings import SIDES
+from dsd_ros.dragon.profiler import Profile
+from dsd_ros.dragon.scheduler import switches
 from dsd_ros.dragon.state import AggregationState
 from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, Verdict
 
 _WRAP = 1 << 32
 MAX_MEASURED_US = 600_000_000  # a longer measurement is discarded
-_SENT_REMEMBERED = 256
-_PROPOSAL_BYTES = 42  # without its evidence
-_VERDICT_BYTES = 33
-_NEW_SIZE = 0.2  # weight of a new proposal's size in the moving average
 
 
-@dataclass
-class Profile:
-    """What one side has measured of both sides and the link; kept from question to question."""
-
-    delays: dict[str, DecodeDelay] = field(default_factory=lambda: {side: DecodeDelay() for side in SIDES})
-    acceptance: dict[str, Acceptance] = field(default_factory=lambda: {side: Acceptance() for side in SIDES})
-    link: LinkEstimate = field(default_factory=LinkEstimate)
-    proposal_bytes: float = 0.0  # a moving average
-
-    @classmethod
-    def of(cls, side: str, delay: DecodeDelay | None) -> Profile:
-        """A profile whose ``side`` has been measured offline, if ``delay`` is given."""
-        profile = cls()
-        if delay is not None:
-            profile.delays[side] = delay.copy()
-        return profile
-
-    def learn(self) -> None:
-        """Between answers: fit the delays that were not measured offline to the steps observed."""
-        for delay in self.delays.values():
-            delay.learn()
-
-    def estimates(self, context: int) -> Estimates:
-        """Estimates at ``context`` tokens; the round trip is that of a proposal and a verdict."""
-        return Estimates(
-            self.delays["device"].at(context), self.delays["cloud"].at(context),
-            self.link.round_trip(round(self.proposal_bytes) + _VERDICT_BYTES),
-            self.acceptance["device"].value, self.acceptance["cloud"].value,
-        )  # fmt: skip
-
-
-class AggregationPeer:
-    """One side's half of an attempt. One thread calls ``work``; any thread may call the rest.
+class AnswerSide:
+    """One side of an attempt. One thread calls ``work``; any thread may call the rest.
 
     ``send`` gets the messages in order, from either thread, and must not raise. ``changed`` is notified when there may
     be new work or new tokens. ``eos_token_ids``: of both sides.
     """
+
+    state_class = AggregationState
 
     def __init__(
         self,
@@ -87,14 +51,11 @@ class AggregationPeer:
         self.preemptions = 0
         self.dropped = 0  # drafts made too late to be used
         self._send = send
-        self._scheduler = Scheduler(question.schedule, seed=question.seed)
         self._lock = threading.RLock()  # guards the state and everything below
         self._sending = threading.Lock()
         self._out: deque[Message] = deque()
         self._heard: tuple[int, float] | None = None  # the other side's newest clock, and when it arrived
-        self._sent: LRUCache[int, int] = LRUCache(_SENT_REMEMBERED)  # this clock -> bytes of the message sent then
-        profile.learn()
-        self.state = AggregationState(
+        self.state = self.state_class(
             question, side, mixture.model.vocab_size, other_vocab_size, eos_token_ids, self._switch
         )
 
@@ -156,7 +117,7 @@ class AggregationPeer:
                 return True
             side = self.state.side
             if len(prefix) > len(self.question.answered):  # the first step also reads the question
-                self.profile.delays[side].observe(self.mixture.context, seconds)
+                self.profile.delays[side].observe(seconds)
             self.state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
             self._note()
         self._flush()
@@ -165,30 +126,18 @@ class AggregationPeer:
     # ------------------------------------------------------------------ under self._lock
 
     def _switch(self, side: str, decision: Decision) -> bool:
-        chosen = self._scheduler.side(
-            self.profile.estimates(self.mixture.context), side, decision.device_accepted,
-            decision.cloud_accepted, *self.state.ahead,
-        )  # fmt: skip
-        return chosen != side
+        return switches(
+            self.profile.estimates(), side, decision.device_accepted, decision.cloud_accepted, *self.state.ahead
+        )
 
     def _measure(self, message: Proposal | Verdict, now: float) -> None:
-        other = self.state.other
         if message.decode_us and message.position > len(self.question.answered):
-            seconds = min(message.decode_us, MAX_MEASURED_US) / 1e6
-            self.profile.delays[other].observe(self.mixture.context, seconds)
+            self.profile.delays[self.state.other].observe(min(message.decode_us, MAX_MEASURED_US) / 1e6)
         if message.echo:
             trip = (_stamp(now) - message.echo - message.held) % _WRAP
             if trip <= MAX_MEASURED_US:
-                count = self._sent.get(message.echo, 0) + _size(message)
-                self.profile.link.observe(count, trip / 1e6)
-        if isinstance(message, Proposal) and message.evidence:
-            self._carried(_size(message))
+                self.profile.link.observe(trip / 1e6)
         self._heard = message.sent, now
-
-    def _carried(self, size: int) -> None:
-        """Record the size of a proposal, bytes, of either side."""
-        before = self.profile.proposal_bytes or size
-        self.profile.proposal_bytes = before + _NEW_SIZE * (size - before)
 
     def _note(self) -> None:
         """Collect the messages and steps of the state machine."""
@@ -217,18 +166,7 @@ class AggregationPeer:
         if self._heard is not None:
             echo = self._heard[0]
             held = min(round(1e6 * (now - self._heard[1])), _WRAP - 1)
-        stamp = _stamp(now)
-        self._sent[stamp] = _size(message)
-        if isinstance(message, Proposal) and message.evidence:
-            self._carried(_size(message))
-        return replace(message, sent=stamp, echo=echo, held=held)
-
-
-def _size(message: Proposal | Verdict) -> int:
-    """Approximate bytes of a message on the link."""
-    if isinstance(message, Proposal):
-        return _PROPOSAL_BYTES + len(message.evidence)
-    return _VERDICT_BYTES
+        return replace(message, sent=_stamp(now), echo=echo, held=held)
 
 
 def _stamp(now: float) -> int:

@@ -16,10 +16,10 @@ import torch
 from joint import chi_squared
 from two_sides import Sides, Tables, question
 
+from dsd_lab.dragon.ablations import pack_evidence
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.packing import kept_bytes
-from dsd_ros.dragon.evidence import pack_evidence
 
 SIZE, LENGTH = 5, 2
 

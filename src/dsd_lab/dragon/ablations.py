@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DRAGON as its paper has it, and with parts of it changed: what the product leaves out, over the product's own link.
+
+``randomness`` independent: Algorithm 1, each side with random numbers of its own. ``evidence`` full: all of a side's
+distribution travels; lossy-nucleus: a nucleus of 0.8, as in the paper's code, which is not exact. ``schedule``: see
+``papers.dragon_schedules``. An ordinary cloud refuses all of these; ``AblationServer`` takes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from dsd_lab.papers.dragon_schedules import SCHEDULES, Schedule
+from dsd_ros.decoding.aggregation import Decision, Draws, Head, Known, Offer, Undecided, decide, head_of
+from dsd_ros.decoding.packing import (
+    pack_head,
+    pack_kept,
+    pack_probabilities,
+    unpack_head,
+    unpack_kept,
+    unpack_probabilities,
+)
+from dsd_ros.decoding.sampling import sample
+from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.server import DragonServer
+from dsd_ros.dragon.settings import HEAD, SIDES, AggregationSettings
+from dsd_ros.dragon.side import AnswerSide
+from dsd_ros.dragon.state import AggregationState
+from dsd_ros.options import option
+from dsd_ros.wire.messages import Proposal, Question
+
+RANDOMNESS = ("shared", "independent")
+EVIDENCE = ("sparse", "full", "lossy-nucleus")
+NUCLEUS = 0.8  # probability mass that "lossy-nucleus" evidence keeps, as in the paper's code
+
+
+@dataclass(frozen=True)
+class AblationSettings(AggregationSettings):
+    """``AggregationSettings``, and what the paper varies."""
+
+    randomness: str = option(
+        "shared",
+        "how sampled tokens are drawn. shared: with noise that both sides derive from the seed; independent: each "
+        "side with its own, as in the DRAGON paper",
+        choices=RANDOMNESS,
+    )
+    evidence: str = option(
+        "sparse",
+        "what travels of a side's distribution. sparse: its decisive tokens and a bound on the others; full: all of "
+        "it; lossy-nucleus: a nucleus of 0.8, which is not exact",
+        choices=EVIDENCE,
+    )
+    head: int = option(HEAD, "tokens in sparse evidence", 1, 4096)
+    schedule: str = option(
+        "auto", "which side aggregates. auto: by cost; delta-z: by the DRAGON paper's rule", choices=SCHEDULES
+    )
+    aggregator: str = option("device", "side that begins to aggregate", choices=SIDES)
+
+
+class AblationState(AggregationState):
+    """A side's state by the question's ``randomness`` and ``evidence``."""
+
+    def __init__(self, question: Question, side: str, *args: Any) -> None:
+        super().__init__(question, side, *args)
+        self._independent = question.temperature > 0.0 and question.randomness == "independent"
+        # Algorithm 1's randomness, different for each attempt, so that no draw is repeated.
+        key = [question.seed, question.reply, question.attempt, SIDES.index(side) + 1]
+        self._drafting, self._deciding = (np.random.default_rng([*key, stream]) for stream in (1, 2))
+        self._draws: tuple[int, Draws] | None = None  # of a position: deciding again needs the same ones
+
+    def _draw(self, p: torch.Tensor, position: int) -> int:
+        return sample(p, self._drafting) if self._independent else super()._draw(p, position)
+
+    def _decide_offers(self, device: Offer, cloud: Offer, noise: np.ndarray | None) -> Decision | Undecided:
+        if not self._independent:
+            return super()._decide_offers(device, cloud, noise)
+        if self._draws is None or self._draws[0] != len(self.tokens):
+            self._draws = len(self.tokens), Draws(*self._deciding.random(2).tolist())
+        return decide(device, cloud, noise, self._draws[1])
+
+    def _evidence(self, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
+        return pack_evidence(self.question, p, token, noise)
+
+    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> Known:
+        return unpack_evidence(self.question, proposal, self._sizes[self.other], noise)
+
+
+def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
+    """The evidence of a draft ``token`` from p (V,), encoded as the question says; ``noise`` None: greedy."""
+    if question.evidence == "full":
+        return pack_probabilities(p.numpy())
+    if question.evidence == "sparse":
+        return pack_head(*head_of(p, noise, question.head, token), len(p))
+    ids, weights = truncate(p, 0, NUCLEUS)
+    if token not in ids:  # the evidence must cover the draft itself
+        at = int(np.searchsorted(ids, token))
+        least = np.float16(max(float(p[token] / p.max()), 1e-7))
+        ids, weights = np.insert(ids, at, token), np.insert(weights, at, least)
+    return pack_kept([(ids, weights)], len(p))
+
+
+def unpack_evidence(question: Question, proposal: Proposal, vocab_size: int, noise: np.ndarray | None) -> Known:
+    """What a proposal says of a distribution over ``vocab_size`` tokens; PackingError or SamplingError if invalid."""
+    data = proposal.evidence
+    if question.evidence == "full":
+        return Known.whole(unpack_probabilities(data, vocab_size))
+    if question.evidence == "sparse":
+        return Known.of_head(Head(*unpack_head(data, vocab_size)), vocab_size, noise)
+    ((ids, weights),) = unpack_kept(data, 1, vocab_size)
+    return Known.whole(restored(ids, weights, vocab_size))
+
+
+class AblationSide(AnswerSide):
+    """A side that aggregates by the question's ``schedule``."""
+
+    state_class = AblationState
+
+    def __init__(self, question: Question, *args: Any) -> None:
+        self._schedule = Schedule(question.schedule, question.seed)
+        super().__init__(question, *args)
+
+    def _switch(self, side: str, decision: Decision) -> bool:
+        return self._schedule.switches(
+            self.profile.estimates(), side, decision.device_accepted, decision.cloud_accepted, *self.state.ahead
+        )
+
+
+class AblationClient(DragonClient):
+    """A ``DragonClient`` that asks by ``AblationSettings``."""
+
+    side_class = AblationSide
+
+    def _question(self, *args: Any) -> Question:
+        question, settings = super()._question(*args), self.settings
+        if not isinstance(settings, AblationSettings):
+            return question
+        names = ("randomness", "evidence", "head", "schedule", "aggregator")
+        return replace(question, **{name: getattr(settings, name) for name in names})
+
+
+class AblationServer(DragonServer):
+    """A ``DragonServer`` that takes what ``AblationClient`` asks for."""
+
+    side_class = AblationSide
+    offered = {"randomness": RANDOMNESS, "evidence": EVIDENCE, "schedule": SCHEDULES, "aggregator": SIDES}

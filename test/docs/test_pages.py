@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from every import every
-from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, blocks, links, text_of
+from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, links, text_of
 
 from dsd_lab.cli.main import LAB
 from dsd_ros.cli.main import DSD, main, parse
@@ -110,11 +110,6 @@ def test_quick_commands_run_as_written(
         code = int(end.code or 0)
     assert code == 0
     assert capsys.readouterr().out.strip()
-
-
-def test_only_shell_blocks_are_marked_as_quick() -> None:
-    marked = {block.language for page in PAGES for block in blocks(page) if block.run}
-    assert marked <= {"bash run"}
 
 
 def test_pages_are_short() -> None:

@@ -8,27 +8,15 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
+from every import every
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dsd_ros"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MAX_FUNCTION_LINES = 60
-LONG_FUNCTIONS_IN = {"edge", "cloud"}  # until their loop and their engine are split into steps
 
 # Modules of the package itself.
 TOP = {
-    "",
-    "limits",
-    "options",
-    "paths",
-    "logs",
-    "addresses",
-    "shown",
-    "pictures",
-    "environment",
-    "startup",
-    "python310",
-    "humble",
+    *("", "addresses", "environment", "humble", "limits", "logs", "options", "paths", "pictures", "python310"),
+    *("shown", "startup"),
 }
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
@@ -46,19 +34,10 @@ ARROWS["observe"] = set(ARROWS)
 ARROWS["nodes"] = set(ARROWS)
 ARROWS["cli"] = set(ARROWS)
 
-ROS = {"rclpy", "dsd_msgs", "std_msgs", "std_srvs", "sensor_msgs", "geometry_msgs", "nav_msgs", "diagnostic_msgs"} | {
-    "rosgraph_msgs",
-    "builtin_interfaces",
-    "rcl_interfaces",
-    "action_msgs",
-    "nav2_msgs",
-    "tf2_msgs",
-    "visualization_msgs",
-    "cv_bridge",
-    "lifecycle_msgs",
-    "std_srvs",
-    "unitree_api",
-    "unitree_go",
+ROS = {
+    *("action_msgs", "builtin_interfaces", "cv_bridge", "diagnostic_msgs", "dsd_msgs", "geometry_msgs"),
+    *("lifecycle_msgs", "nav2_msgs", "nav_msgs", "rcl_interfaces", "rclpy", "rosgraph_msgs", "sensor_msgs"),
+    *("std_msgs", "std_srvs", "tf2_msgs", "unitree_api", "unitree_go", "visualization_msgs"),
 }
 # Package -> the only rooms that may import it.
 ONLY_IN = {
@@ -120,34 +99,30 @@ def test_arrows_have_no_cycle() -> None:
         left = {room: targets for room, targets in left.items() if room not in free}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@every(MODULES, name_of)
 def test_imports_follow_the_arrows(path: Path) -> None:
+    """Nothing of the product imports its laboratory: a robot has none."""
     room = room_of(dotted(path))
     for line, name in imports(path):
-        where, top = f"{name_of(path)}:{line}", name.split(".")[0]
+        top = name.split(".")[0]
         if top == "dsd_ros":
             target = room_of(name)
             allowed = target in ("", room) or target in ARROWS.get(room, set())
-            assert allowed, f"{where}: {room or 'the package itself'} must not import {name}"
+            assert allowed, f"line {line}: {room or 'the package itself'} must not import {name}"
         elif top in ONLY_IN:
             inside = any(name_of(path).startswith(f"{place}/") for place in ONLY_IN[top])
-            assert inside, f"{where}: {top} is not for {room}"
+            assert inside, f"line {line}: {top} is not for {room}"
+        assert top != "dsd_lab", f"line {line} imports {name}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_the_product_never_imports_its_laboratory(path: Path) -> None:
-    for line, name in imports(path):
-        assert name.split(".")[0] != "dsd_lab", f"{name_of(path)}:{line} imports {name}; a robot has no laboratory"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
+@every(MODULES, name_of)
 def test_nothing_runs_what_it_reads(path: Path) -> None:
     for line, name in imports(path):
-        assert name.split(".")[0] not in UNSAFE_MODULES, f"{name_of(path)}:{line} imports {name}"
+        assert name.split(".")[0] not in UNSAFE_MODULES, f"line {line} imports {name}"
     for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.Call):
             continue
-        where = f"{name_of(path)}:{node.lineno}"
+        where = f"line {node.lineno}"
         if isinstance(node.func, ast.Name):
             assert node.func.id not in ("eval", "exec", "__import__"), f"{where} calls {node.func.id}"
         elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
@@ -157,11 +132,3 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
             true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
             unsafe = keyword.arg in ("shell", "allow_pickle", "trust_remote_code") and true
             assert not unsafe, f"{where} sets {keyword.arg}=True"
-
-
-@pytest.mark.parametrize("path", [m for m in MODULES if room_of(dotted(m)) not in LONG_FUNCTIONS_IN], ids=name_of)
-def test_functions_stay_short(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert lines <= MAX_FUNCTION_LINES, f"{name_of(path)}: {node.name} has {lines} lines: two steps in one?"

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {name: ROOT / "src" / name for name in ("dsd_ros", "dsd_lab")}
@@ -21,6 +24,7 @@ def modules(package: str) -> list[Path]:
     return sorted(PACKAGES[package].rglob("*.py"))
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -30,14 +34,14 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every(PACKAGES)
 def test_folders_are_small(package: str) -> None:
     counts = Counter(path.parent for path in modules(package) if path.name != "__init__.py")
     crowded = {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MAX_FILES}
     assert not crowded
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every(PACKAGES)
 def test_functions_are_short(package: str) -> None:
     long = {}
     for path in modules(package):
@@ -58,7 +62,7 @@ def test_a_class_name_means_one_thing() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every(PACKAGES)
 def test_modules_import_no_circle(package: str) -> None:
     """Imports at the top of modules; those inside functions and for type checks are left out."""
     known = {name_of(path): path for path in modules(package)}
@@ -80,8 +84,22 @@ def _imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
             )
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@every(PACKAGES)
 def test_a_package_stays_within_its_lines(package: str) -> None:
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules(package))
     print(f"src/{package}: {lines} lines of at most {MAX_LINES[package]}")
     assert lines <= MAX_LINES[package]
+
+
+def test_a_test_of_every_thing_names_each_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    @every([1, 2, 3, 4])
+    def odd(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen.append(number)
+        assert number % 2, "even"
+
+    assert [*inspect.signature(odd).parameters] == ["monkeypatch"]  # what pytest fills in
+    with pytest.raises(AssertionError, match=r"2 of 4 fail:\n2: even.*\n(.*\n)*4: even"):
+        odd(monkeypatch=monkeypatch)
+    assert seen == [1, 2, 3, 4]

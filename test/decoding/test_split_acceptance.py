@@ -14,8 +14,7 @@ from sequence_rules import verify_split
 
 from dsd_ros.decoding.methods import DraftVerdict, Result, RoundContext, split
 from dsd_ros.decoding.methods.split import LEAST_CHANCE, rounded_up, split_residual
-from dsd_ros.decoding.rejection import residual
-from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 
@@ -96,26 +95,6 @@ def test_what_is_emitted_is_the_target(seed, size, difference, rough):
     rejected = float(q.double().sum()) - emitted.sum()
     emitted += rejected * rest / rest.sum()
     assert emitted == pytest.approx(p.double().numpy(), abs=1e-6)
-
-
-def drawn(by, samples: int = 20_000) -> float:
-    """p-value of what both halves emit together, against the target; ``by`` is the robot's residual."""
-    generator = np.random.default_rng(11)
-    q, p = torch.tensor([0.3, 0.28, 0.22, 0.12, 0.08]), torch.tensor([0.35, 0.2, 0.15, 0.2, 0.1])
-    chances, rest = coarse(q), by(p, q)
-    counts = np.zeros(5)
-    for _ in range(samples):
-        x = sample(q, generator)
-        verdict = verify_split([x], [float(chances[x])], torch.stack([p, p]), generator)
-        token = x if verdict.accepted else sample(rest, generator)
-        counts[token] += 1
-    return float(chisquare(counts, samples * p.double().numpy() / float(p.double().sum())).pvalue)
-
-
-def test_both_halves_draw_from_the_target_and_with_the_plain_residual_would_not(monkeypatch):
-    monkeypatch.setattr(split, "rounded_up", coarse)
-    assert drawn(split_residual) > 1e-3
-    assert drawn(residual) < 1e-9
 
 
 def test_the_target_is_drawn_from_where_nothing_is_left():

@@ -8,13 +8,16 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from by_reference import TwoStreams
 from hypothesis import given, settings as profile, strategies as st
 from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
+from dsd_ros.decoding import rejection
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.methods import DraftVerdict
-from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, residual, verify_tree, verify_tree_greedy
+from dsd_ros.decoding.reference import multi_candidate
+from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes, parse_expansion
 from dsd_ros.decoding.tree import ROOT, TokenTree, ancestor_mask
@@ -370,11 +373,7 @@ def test_rows_must_fit_the_tree():
         check_tree(TREE, q * 1.5)
 
 
-# Distribution: the first two tokens that come out, against the target alone
-
 SIZE = 4
-SAMPLES = 16_000
-ALPHA = 1e-3  # of a false alarm, per test
 
 
 def tables(seed: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
@@ -384,121 +383,46 @@ def tables(seed: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
     return target, torch.cat([draft * 0.95, torch.full((1 + SIZE, 1), 0.05)], dim=1)
 
 
-def count(samples: int, verify=verify_tree) -> np.ndarray:
-    """(SIZE, SIZE) counts of the first two tokens, from rounds with a tree <2,2> each.
-
-    Where a round accepts nothing, the second token is the target's own after the first.
-    """
-    target, draft = tables()
-    generator = np.random.default_rng(5)
-    firsts = draw_children(draft[:1].expand(samples, -1), 2, generator)
-    behind = draft[1:][[min(token, SIZE - 1) for family in firsts for token in family]]
-    seconds = draw_children(behind, 2, generator)
-    spare = target.double().cumsum(dim=1).numpy()
-    counts = np.zeros((SIZE, SIZE))
-    for number, family in enumerate(firsts):
-        tokens = (*family, *seconds[2 * number], *seconds[2 * number + 1])
-        tree = TokenTree(tokens, (-1, -1, 0, 0, 1, 1))
-        rows = [min(token, SIZE - 1) + 1 for token in tokens]
-        q, p = draft[[0, *rows[:2]]], target[[0, *rows]]
-        verdict = verify(tree, q, p, generator)
-        out = [*tree.tokens_of(verdict.path), verdict.next_token]
-        if len(out) == 1:
-            draw = generator.random() * spare[out[0] + 1, -1]
-            out.append(int(spare[out[0] + 1].searchsorted(draw, side="right")))
-        counts[out[0], out[1]] += 1
-    return counts
+def drawn_and_verified(seed: int, expansion: tuple[int, ...]) -> list[int]:
+    """What one round adds to an empty reply of ``tables(seed)``, with two streams of random numbers."""
+    target, draft = tables(seed)
+    grower = ExpansionTree(expansion, generator=np.random.default_rng([seed, 1]))
+    grower.take(draft[:1])
+    while not grower.complete:
+        grower.take(draft[[min(token, SIZE - 1) + 1 for token in grower.level[0]]])
+    tree = grower.grown().tree
+    rows = [0, *(min(token, SIZE - 1) + 1 for token in tree.tokens)]
+    verdict = verify_tree(tree, grower.q, target[rows], np.random.default_rng([seed, 2]))
+    return [*tree.tokens_of(verdict.path), verdict.next_token]
 
 
-def expected_joint() -> np.ndarray:
-    target = tables()[0].double().numpy()
-    return target[0][:, None] * target[1:]
+def by_the_reference(seed: int, expansion: tuple[int, ...]) -> list[int]:
+    """The same by ``reference.multi_candidate``, whose law is the target's (test_reference.py)."""
+
+    def model(rows: torch.Tensor):
+        wide = np.zeros((1 + SIZE, 1 + SIZE))
+        wide[:, : rows.shape[1]] = rows
+        return lambda tokens: wide[min(tokens[-1], SIZE - 1) + 1 if tokens else 0]
+
+    streams = [np.random.default_rng([seed, side]) for side in (1, 2)]
+    p, q = map(model, tables(seed))
+    return multi_candidate(p, q, [], expansion, TwoStreams(*streams, expansion_nodes(expansion)))
 
 
-def p_value(counts: np.ndarray, joint: np.ndarray) -> float:
-    """The smallest for the joint distribution and either token's own, corrected for their number."""
-    values = []
-    for axes in ((), (0,), (1,)):
-        expected = joint.sum(axis=axes).ravel() / joint.sum() * counts.sum()
-        values.append(stats.chisquare(counts.sum(axis=axes).ravel(), expected).pvalue)
-    return min(1.0, 3 * min(values))
+EXPANSIONS = ((1, 1), (4,), (2, 2), (3, 1))
 
 
-@pytest.fixture(scope="module")
-def two_levels() -> np.ndarray:
-    return count(SAMPLES)
+def test_a_round_with_a_tree_adds_what_the_reference_adds():
+    lengths = set()
+    for expansion in EXPANSIONS:
+        for seed in range(100):
+            added = drawn_and_verified(seed, expansion)
+            assert added == by_the_reference(seed, expansion), (expansion, seed)
+            lengths.add(len(added))
+    assert lengths == {1, 2, 3}
 
 
-def test_two_tokens_are_distributed_as_the_target_says(two_levels):
-    assert p_value(two_levels, expected_joint()) > ALPHA
-
-
-def test_enough_samples_to_see_two_percent(two_levels):
-    """Moving 2 % of the mass between two second tokens, whatever the first, shows."""
-    wrong = expected_joint()
-    share = 0.02 * wrong.sum(axis=1) / wrong.sum()
-    wrong[:, 1] += share
-    wrong[:, 3] -= share
-    assert (wrong > 0).all() and np.abs(wrong - expected_joint()).sum() == pytest.approx(0.04)
-    assert p_value(two_levels, wrong) < ALPHA
-
-
-def test_first_token_of_many_siblings():
-    target, draft = tables()
-    generator = np.random.default_rng(6)
-    counts = np.zeros(SIZE)
-    for family in draw_children(draft[:1].expand(8_000, -1), 4, generator):
-        tree = TokenTree(tuple(family), (-1,) * 4)
-        p = target[:1].expand(5, -1)
-        verdict = verify_tree(tree, draft[:1], p, generator)
-        counts[(*tree.tokens_of(verdict.path), verdict.next_token)[0]] += 1
-    expected = target[0].double().numpy()
-    assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > ALPHA
-
-
-def inverted(tree, q, p, generator):
-    """The acceptance ratio as two of the papers print it: draft over target."""
-    return _one_level_down(tree, q, p, generator, ratio=lambda p_x, q_x: q_x / p_x if p_x else 0.0)
-
-
-def uncorrected(tree, q, p, generator):
-    """Every sibling against p itself; the residual only for the last token."""
-    return _one_level_down(tree, q, p, generator, correct=False)
-
-
-def _one_level_down(tree, q, p, generator, ratio=lambda p_x, q_x: p_x / q_x, correct=True):
-    path, node = [], ROOT
-    while children := tree.children(node):
-        q_here, p_here = q[tree.inner.index(node)], p[node + 1]
-        for child in children:
-            x = tree.tokens[child]
-            p_x = float(p_here[x]) if x < len(p_here) else 0.0
-            if generator.random() < ratio(p_x, float(q_here[x])):
-                path.append(child)
-                node = child
-                break
-            if correct:
-                p_here = residual(p_here, q_here)
-                p_here = p_here / p_here.sum()
-        else:
-            left = p_here if correct else residual(p_here, q_here)
-            return TreeVerdict(tuple(path), sample(left, generator))
-    return TreeVerdict(tuple(path), sample(p[node + 1], generator))
-
-
-def test_the_written_out_rule_is_the_same():
-    """What the two wrong rules below differ from in one place each."""
-    target, draft = tables()
-    for seed in range(200):
-        grower = ExpansionTree((3,), generator=np.random.default_rng(seed))
-        grower.take(draft[:1])
-        tree, p = grower.grown().tree, target[[0, 1, 2, 3]]
-        arguments = tree, grower.q, p
-        assert _one_level_down(*arguments, np.random.default_rng(seed)) == verify_tree(
-            *arguments, np.random.default_rng(seed)
-        )
-
-
-@pytest.mark.parametrize("wrong", [inverted, uncorrected])
-def test_wrong_rules_are_seen(wrong):
-    assert p_value(count(4_000, wrong), expected_joint()) < 1e-6
+def test_siblings_tried_against_p_itself_are_noticed(monkeypatch):
+    monkeypatch.setattr(rejection, "residual", lambda p, q: p)
+    different = [drawn_and_verified(seed, (2, 2)) != by_the_reference(seed, (2, 2)) for seed in range(100)]
+    assert sum(different) > 10

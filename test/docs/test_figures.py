@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from every import every
 from pages import PAGES, ROOT, text_of
 
 from dsd_lab.cli.main import LAB
@@ -31,7 +32,7 @@ def test_every_template_fills_a_block() -> None:
     assert {name for _, name in Pages(ROOT).blocks()} == {path.stem for path in BLOCKS.glob("*.md")}
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@every(REPORTS)
 def test_a_report_is_of_the_models_that_ship(name: str) -> None:
     report = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     why = other_weights(report, shipped(ROOT))
@@ -61,7 +62,7 @@ def test_figures_of_other_weights_are_noticed(tmp_path: Path) -> None:
         pages.different()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.json")), ids=lambda path: path.stem)
+@every((ROOT / "benchmarks").glob("*.json"))
 def test_a_report_names_no_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert platform.node() not in text or len(platform.node()) < 4
@@ -76,7 +77,7 @@ def test_every_run_is_a_command_that_parses() -> None:
     assert len({run.command for run in runs.values()}) == len(runs)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every(PAGES)
 def test_every_report_that_a_page_names_is_there(page: Path) -> None:
     for name in re.findall(r"benchmarks/([\w-]+\.json)", text_of(page)):
         assert (ROOT / "benchmarks" / name).is_file(), f"{page.name} names {name}"
@@ -90,7 +91,7 @@ def test_the_page_names_every_mode() -> None:
 THE_PAPERS = {"1.21 times", "1.34 times"}  # FSD Table 8
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/modes.md"])
+@every(["README.md", "docs/modes.md"])
 def test_measured_times_stand_in_blocks_alone(name: str) -> None:
     prose = re.sub(r"<!-- figures: .*?<!-- /figures -->|```.*?```", "", text_of(ROOT / name), flags=re.DOTALL)
     typed = set(re.findall(r"\d*\.\d+ ?(?:x|times|ms|s|seconds|tokens a second)\b", prose))

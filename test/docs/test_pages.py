@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, blocks, links, text_of
+from every import every
+from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, links, text_of
 
 from dsd_lab.cli.main import LAB
 from dsd_ros.cli.main import DSD, main, parse
@@ -20,7 +21,7 @@ PROGRAMS = {"dsd": DSD, "dsd-lab": LAB}
 BY_NAME = {page.name: page for page in PAGES}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every(PAGES)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     for target in links(page):
         if re.match(r"[a-z]+:", target):
@@ -49,7 +50,7 @@ def of(*start: str) -> Iterator[Command]:
     return (command for command in COMMANDS if command.words[: len(start)] == start)
 
 
-@pytest.mark.parametrize("command", sorted({*of("dsd"), *of("dsd-lab")}, key=str), ids=str)
+@every({*of("dsd"), *of("dsd-lab")})
 def test_dsd_understands_its_command(command: Command) -> None:
     argv = [re.sub(r"^N$", "1", word) for word in command.words[1:]]
     parse(argv, PROGRAMS[command.words[0]])
@@ -63,7 +64,7 @@ OTHERS_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(set(of("ros2", "launch")), key=str), ids=str)
+@every(set(of("ros2", "launch")))
 def test_launch_arguments_exist(command: Command) -> None:
     package, file, *rest = command.words[2:]
     given = dict(word.split(":=", 1) for word in rest if ":=" in word)
@@ -109,11 +110,6 @@ def test_quick_commands_run_as_written(
         code = int(end.code or 0)
     assert code == 0
     assert capsys.readouterr().out.strip()
-
-
-def test_only_shell_blocks_are_marked_as_quick() -> None:
-    marked = {block.language for page in PAGES for block in blocks(page) if block.run}
-    assert marked <= {"bash run"}
 
 
 def test_pages_are_short() -> None:

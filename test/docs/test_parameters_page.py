@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from every import every
 
 from dsd_ros.ros.bringup import SYSTEMS, plan
 from dsd_ros.ros.settings import NODES, ManagedSettings, specs
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = generate.generated()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@every(FILES)
 def test_generated_equals_committed(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == FILES[path], (
         f"{path.name} is not what the settings dataclasses generate; run `{generate.COMMAND}` and commit what it writes"
@@ -30,7 +31,7 @@ def test_every_node_has_its_settings() -> None:
     assert set(NODES) == sources >= {start.name for system in SYSTEMS for start in plan(system) if not start.command}
 
 
-@pytest.mark.parametrize("node", NODES)
+@every(NODES)
 def test_a_node_declares_its_settings_and_nothing_else(node: str) -> None:
     tree = ast.parse((ROOT / "src/dsd_ros/nodes" / f"{node}.py").read_text(encoding="utf-8"))
     calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
@@ -45,7 +46,7 @@ def test_a_node_declares_its_settings_and_nothing_else(node: str) -> None:
     assert not any(ast.unparse(call.func).endswith("declare_parameter") for call in calls)
 
 
-@pytest.mark.parametrize("node", [name for name, schema in NODES.items() if issubclass(schema, ManagedSettings)])
+@every(name for name, schema in NODES.items() if issubclass(schema, ManagedSettings))
 def test_no_constructor_reads_what_a_configure_changes(node: str) -> None:
     """Such a change would never take effect; the parameter belongs into ``live`` or ``fixed``, or is read in `load`."""
     tree = ast.parse((ROOT / "src/dsd_ros/nodes" / f"{node}.py").read_text(encoding="utf-8"))
@@ -70,7 +71,7 @@ def flat(tree: dict[str, object], prefix: str = "") -> Iterator[tuple[str, objec
             yield prefix + key, value
 
 
-@pytest.mark.parametrize("node", NODES)
+@every(NODES)
 def test_the_parameter_file_holds_each_default_in_its_type(node: str) -> None:
     text = generate.parameter_file(node)
     found = dict(flat(yaml.safe_load(text)[f"/**/{node}"]["ros__parameters"]))

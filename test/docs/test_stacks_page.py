@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
 import yaml
+from every import every
 from graph import MANAGED
 from pages import DOCS, ROOT, blocks
 from test_topics_page import rows
@@ -41,9 +41,9 @@ def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-@pytest.mark.parametrize("number", range(len(parameter_files())))
-def test_parameter_files_are_ros_2s_and_our_nodes_know_theirs(number: int) -> None:
-    for name, content in parameter_files()[number].items():
+@every(parameter_files())
+def test_parameter_files_are_ros_2s_and_our_nodes_know_theirs(file: dict[str, Any]) -> None:
+    for name, content in file.items():
         assert content.keys() == {"ros__parameters"}
         node = name.removeprefix("/**/")
         assert (node in NODES) == name.startswith("/**/")

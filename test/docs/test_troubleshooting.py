@@ -7,7 +7,7 @@ import ast
 import re
 from functools import cache
 
-import pytest
+from every import every
 from pages import DOCS, ROOT, text_of
 
 QUOTES = re.findall(r"^> (?:- )?(.+)$", text_of(DOCS / "troubleshooting.md"), re.MULTILINE)
@@ -41,7 +41,7 @@ def said_somewhere(quote: str) -> bool:
     return any(pattern.search(text) for text in sentences())
 
 
-@pytest.mark.parametrize("quote", QUOTES)
+@every(QUOTES)
 def test_the_code_says_what_is_quoted(quote: str) -> None:
     assert said_somewhere(quote), f"no text of the source reads {quote!r}; quote what it says now"
 

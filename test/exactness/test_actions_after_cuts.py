@@ -9,7 +9,6 @@ import functools
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings as profile, strategies as st
 from reciting_model import RecitingModel, byte_level
@@ -93,16 +92,21 @@ def undisturbed(mode: str) -> list[str]:
     return actions
 
 
-@pytest.mark.parametrize("mode", ["ar", "dsd", "fsd"])
+MODES = ["stream", "dsd", "fsd"]
+
+
 @profile(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
+    mode=st.sampled_from(MODES),
     events=st.dictionaries(
         st.integers(0, 90), st.sampled_from(["cut", "restart", "restart and cut", "double"]), max_size=8
     ),
     dead=st.none() | st.integers(0, 120),
-)  # fmt: skip
-@example(events={}, dead=30)
-@example(events={2: "restart", 9: "cut", 10: "double"}, dead=None)
+)
+@example(mode="stream", events={}, dead=30)
+@example(mode="fsd", events={}, dead=30)
+@example(mode="stream", events={2: "restart", 9: "cut", 10: "double"}, dead=None)
+@example(mode="dsd", events={2: "restart", 9: "cut", 10: "double"}, dead=None)
 def test_what_is_carried_out_is_a_prefix_of_the_undisturbed_run(mode, events, dead):
     """``dead``: from that message on nothing passes any more."""
 

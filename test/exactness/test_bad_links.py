@@ -22,13 +22,19 @@ from dsd_ros.wire.messages import Outcome, VerifiedTokens
 from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
-MODES = ["stream", "ar", "dsd"]
+DECODES = {
+    "stream, greedy": {"mode": "stream", "temperature": 0.0},
+    "stream": {"mode": "stream"},
+    "dsd": {"mode": "dsd"},
+    "split": {"mode": "dssd"},  # the robot draws what follows a rejection
+    "fsd": {"mode": "fsd", "pipeline_depth": 3, "predraft_workers": 2},
+}
 PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 
 
-def decode(channel, mode: str, temperature: float, replies: int = 2) -> list[list[int]]:
-    chosen = DecodeSettings(mode=mode, temperature=temperature, seed=3, max_tokens=24)
+def decode(channel, name: str, replies: int = 2) -> list[list[int]]:
+    chosen = DecodeSettings(**{"temperature": 1.0, "seed": 3, "max_tokens": 24} | DECODES[name])
     session = EdgeSession(channel, DRAFT, chosen, PATIENT)
     tokens = [session.decode(IMAGE, f"go {n}").tokens for n in range(replies)]
     session.close()
@@ -39,35 +45,33 @@ def decode(channel, mode: str, temperature: float, replies: int = 2) -> list[lis
 def undisturbed():
     with VerifierEngine(TARGET) as engine:
         replies = {}
-        for mode in MODES:
-            for temperature in (0.0, 1.0):
-                with LocalChannel(engine) as channel:
-                    replies[mode, temperature] = decode(channel, mode, temperature)
-        yield replies
+        for name in DECODES:
+            with LocalChannel(engine) as channel:
+                replies[name] = decode(channel, name)
+        return replies
 
 
 @given(
     seed=st.integers(0, 1 << 20),
-    mode=st.sampled_from(MODES),
-    temperature=st.sampled_from([0.0, 1.0]),
+    name=st.sampled_from(list(DECODES)),
     loss=st.floats(0, 0.15),
     doubled=st.floats(0, 0.3),
     delayed=st.floats(0, 0.2),
     cut=st.floats(0, 0.04),
 )
-@profile(max_examples=25, suppress_health_check=list(HealthCheck))
-def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, mode, temperature, loss, doubled, delayed, cut):
+@profile(max_examples=30, suppress_health_check=list(HealthCheck))
+def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, name, loss, doubled, delayed, cut):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
-        assert decode(channel, mode, temperature) == undisturbed[mode, temperature]
+        assert decode(channel, name) == undisturbed[name]
         assert engine.sessions <= EngineSettings().max_sessions
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_link_full_of_misfortune(undisturbed, mode):
+@pytest.mark.parametrize("name", ["stream", "dsd", "fsd"])
+def test_a_link_full_of_misfortune(undisturbed, name):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, 1, loss=0.15, doubled=0.3, delayed=0.3, cut=0.03)
-        assert decode(channel, mode, 1.0) == undisturbed[mode, 1.0]
+        assert decode(channel, name) == undisturbed[name]
         assert channel.misfortunes > 10
 
 
@@ -89,7 +93,7 @@ class Cutting(WebsocketChannel):
         return message
 
 
-@pytest.mark.parametrize(("mode", "late"), [("stream", 2), ("ar", 4), ("dsd", 4)])
+@pytest.mark.parametrize(("mode", "late"), [("stream", 2), ("dsd", 4)])
 def test_a_cut_connection_is_resumed_where_it_stood(mode, late, serving):
     replies = {}
     with serving("table:4:0") as url:

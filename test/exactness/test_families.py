@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every mode with models of the other families, as target and as draft, with exits, and of two families together."""
+"""The stream, trees and exits with models of the other families, as target and as draft, and of two together."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from dsd_ros.wire.channel import LocalChannel
 INSTRUCTION = "find the silver bottle"
 PAIRS = [("qwen2_5_vl", "qwen2_5_vl"), ("qwen3_vl", "qwen3_vl"), ("qwen3_vl", "qwen2_vl"), ("qwen2_vl", "qwen3_vl")]
 MODES = [
-    {"mode": "dsd"},
+    {"mode": "stream"},
     {"mode": "dsd", "shape": "budget", "tree_budget": 6},
-    {"mode": "fsd", "predraft_workers": 2},
     {"mode": "fsd", "predraft_workers": 64, "pipeline_depth": 2},
-    {"mode": "coupled"},
 ]
 COUPLED = {"proof": "coupled", "temperature": 0.9, "seed": 7}
 

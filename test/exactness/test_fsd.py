@@ -10,8 +10,6 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings as profile, strategies as st
-from lossy_channel import LossyChannel
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
@@ -304,7 +302,7 @@ class Meddling(LocalChannel):
 @pytest.mark.parametrize(("source", "depth"), [("exits", 1), ("both", 1), ("both", 3)])
 def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plain, source, depth, temperature):
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
-        for seed in range(5):
+        for seed in range(3):
             with Meddling(engine, seed) as channel:
                 (reply,) = decode(
                     channel, draft, picture(seed), INSTRUCTIONS[seed % 3], mode="fsd",
@@ -349,40 +347,6 @@ def over(channel, replies: int = 2, model=DRAFT, **values) -> list[DecodedReply]
 def undisturbed():
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as channel:
         return [reply.tokens for reply in over(channel)]
-
-
-@given(
-    seed=st.integers(0, 1 << 20),
-    depth=st.integers(1, 4),
-    loss=st.floats(0, 0.15),
-    doubled=st.floats(0, 0.3),
-    delayed=st.floats(0, 0.2),
-    cut=st.floats(0, 0.04),
-)
-@profile(max_examples=15, suppress_health_check=list(HealthCheck))
-def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, depth, loss, doubled, delayed, cut):
-    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
-        channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
-        replies = over(channel, mode="fsd", pipeline_depth=depth, predraft_workers=2)
-    assert [reply.tokens for reply in replies] == undisturbed
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_a_verifier_that_restarts_in_the_middle(undisturbed, depth):
-    class Restarting(LocalChannel):
-        sent = 0
-
-        def send(self, message):
-            self.sent += isinstance(message, Draft)
-            if self.sent == 4:
-                self.sent += 100
-                self._engine.close()
-                self._engine = second
-            super().send(message)
-
-    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second, Restarting(first) as channel:
-        (reply,) = over(channel, 1, mode="fsd", pipeline_depth=depth)
-        assert reply.tokens == undisturbed[0] and channel.sent > 100
 
 
 class Failing(TableModel):

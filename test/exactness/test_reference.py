@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every mode, through the real session, equals the reference: by tokens, or by distribution when it samples."""
+"""Every mode, through the real session, says what its plain algorithm in ``decoding/reference.py`` says.
+
+What draws is given to the reference as it was drawn, so that each token has to agree; and that the reference's own law
+is the target's is enumerated in test/decoding/test_reference.py. test_distribution.py counts draws instead.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from by_reference import coupled_reply, greedy_reply, model_of
-from joint import ALPHA, FEW, IMAGE, INSTRUCTION, LENGTH, PER_REPLY, count, p_value
-from law import joint_law
+from by_reference import coupled_reply, drawn_reply, greedy_reply
+from joint import IMAGE
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding import rejection, tree_growth
+from dsd_ros.decoding.methods import base, full, split
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.decoding.reference import multi_candidate, speculative_sampling, split, truncate, truncated
+from dsd_ros.decoding.rejection import TreeVerdict, verify_tree
+from dsd_ros.decoding.sampling import sample
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.websocket import WebsocketChannel
 
 TARGET, DRAFT = TableModel(4, ends=False), TableModel(4, ends=False, noise=0.6, padding=3)
 PROOFS = ("full", "split", "truncated", "coupled")
@@ -29,11 +34,14 @@ AHEAD = {f"fsd {proof}": {"mode": "fsd", "proof": proof} | GUESSES for proof in 
 GREEDY = MODES | AXES | AHEAD
 COUPLED = {
     name: values | {"proof": "coupled", "temperature": 0.9}
-    for name, values in (MODES | {"expansion": {"mode": "dsd", "shape": "expansion"}}).items()
+    for name, values in (
+        MODES
+        | {"expansion": {"mode": "dsd", "shape": "expansion"}, "gamma 7": {"mode": "dsd", "draft_length": 7}}
+        | {"guesses": {"mode": "fsd"} | GUESSES, "in flight": {"mode": "fsd", "pipeline_depth": 3}}
+    ).items()
 }
 # What draws, by settings that must draw the same tokens. fsd draws those of the mode without what is drafted ahead.
-SAMPLED = {
-    "ar": [{"mode": "ar"}],
+DRAWN = {
     "full": [{"mode": "dsd"}, {"mode": "fsd"} | GUESSES, {"mode": "fsd", "pipeline_depth": 2}],
     "split": [
         {"mode": "dssd"}, {"mode": "fsd", "proof": "split"} | GUESSES,
@@ -41,80 +49,117 @@ SAMPLED = {
         {"mode": "fsd", "proof": "split", "pipeline_depth": 3},
     ],
     "truncated": [{"mode": "tslt"}, {"mode": "fsd", "proof": "truncated", "pipeline_depth": 3} | GUESSES],
-    "full tree": [{"mode": "mc-dsd"}, {"mode": "fsd", "shape": "expansion"} | GUESSES],
-    "split tree": [{"mode": "dssd", "shape": "expansion"}],
-    "truncated tree": [{"mode": "mc-tslt"}],
+    "full tree": [
+        {"mode": "mc-dsd"}, {"mode": "fsd", "shape": "expansion"} | GUESSES,
+        {"mode": "fsd", "shape": "expansion", "pipeline_depth": 3},
+    ],
+    "truncated tree": [{"mode": "mc-tslt"}, {"mode": "fsd", "proof": "truncated", "shape": "expansion"} | GUESSES],
+    "split tree": [
+        {"mode": "dssd", "shape": "expansion"}, {"mode": "fsd", "proof": "split", "shape": "expansion"} | GUESSES,
+    ],
 }  # fmt: skip
-SHORT = {"draft_length": 2, "top_k_proof": 2, "tree_expansion": "2,2", "temperature": 1.0, "seed": 7}
+SAMPLINGS = ({}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8})
+SHORT = {"draft_length": 3, "top_k_proof": 2, "tree_expansion": "2,2", "temperature": 1.0, "seed": 7, "max_tokens": 48}
+LONG = {"max_tokens": 200}
 
 
-@pytest.fixture(params=["in process", "websocket"])
-def connect(request, serving):
-    """connect(): a channel to a verifier of TARGET."""
-    if request.param == "websocket":
-        with serving("table:4:0") as url:
-            yield lambda: WebsocketChannel(url)
-        return
+@pytest.fixture(scope="module")
+def engine():
     with VerifierEngine(TARGET) as engine:
-        yield lambda: LocalChannel(engine)
+        yield engine
 
 
-def replies(connect, count: int = 2, **values) -> list[list[int]]:
+def replies(channel, count: int = 2, model: TableModel = DRAFT, **values) -> list[list[int]]:
     settings = DecodeSettings(**({"max_tokens": 24, "seed": 3} | values))
-    with connect() as channel, EdgeSession(channel, DRAFT, settings) as session:
+    with channel, EdgeSession(channel, model, settings) as session:
         return [session.decode(IMAGE, f"go {n}").tokens for n in range(count)]
 
 
-def test_greedy_says_what_the_reference_says(connect):
+def by_reference(count: int = 2, **values) -> list[list[int]]:
+    settings = DecodeSettings(**values)
+    return [drawn_reply(TARGET, DRAFT, IMAGE, f"go {n}", settings, n + 1) for n in range(count)]
+
+
+def test_greedy_says_what_the_reference_says(engine):
     wanted = [greedy_reply(TARGET, DRAFT, IMAGE, f"go {n}", 24) for n in range(2)]
     for name, values in GREEDY.items():
-        assert replies(connect, **values) == wanted, name
+        assert replies(LocalChannel(engine), **values) == wanted, name
 
 
-def test_coupled_says_what_the_reference_says(connect):
-    settings = DecodeSettings(mode="coupled", temperature=0.9, max_tokens=24, seed=3)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_coupled_says_what_the_reference_says(engine, sampling):
+    settings = DecodeSettings(**{"mode": "coupled", "temperature": 0.9, "max_tokens": 24, "seed": 3} | sampling)
     wanted = [coupled_reply(TARGET, DRAFT, IMAGE, f"go {n}", settings, n + 1) for n in range(2)]
     assert len({tuple(reply) for reply in wanted}) == 2
     for name, values in COUPLED.items():
-        assert replies(connect, **values) == wanted, name
+        assert replies(LocalChannel(engine), **values | sampling) == wanted, name
 
 
-def test_what_draws_draws_the_same_over_every_channel(connect):
-    with VerifierEngine(TARGET) as engine:
-        for name, group in SAMPLED.items():
-            wanted = replies(lambda: LocalChannel(engine), **SHORT | group[0])
-            for values in group:
-                assert replies(connect, **SHORT | values) == wanted, (name, values)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_draws_draws_what_the_reference_draws(engine, monkeypatch, name, sampling):
+    first, *others = ({**SHORT, **values, **sampling} for values in DRAWN[name])
+    if name == "split tree":  # with rounded probabilities: test_distribution.py, test/decoding/test_split_trees.py
+        monkeypatch.setattr(split, "rounded_up", lambda q: q.float().clamp(min=split.LEAST_CHANCE))
+        monkeypatch.setattr(split, "pack_chances", lambda chances: chances.astype(np.float32).tobytes())
+        monkeypatch.setattr(split, "unpack_chances", lambda data, count: np.frombuffer(data, np.float32))
+    assert replies(LocalChannel(engine), **first | LONG) == by_reference(**first | LONG)
+    found = replies(LocalChannel(engine), **first)
+    assert found[0] != found[1]
+    for values in others:
+        assert replies(LocalChannel(engine), **values) == found, values
 
 
-ROUNDS = {
-    "ar": lambda p, q: lambda c, rng: speculative_sampling(p, q, c, 0, rng),
-    "full": lambda p, q: lambda c, rng: speculative_sampling(p, q, c, 2, rng),
-    "split": lambda p, q: lambda c, rng: split(p, q, c, 2, rng),
-    "truncated": lambda p, q: lambda c, rng: truncated(p, q, c, 2, 2, rng),
-    "full tree": lambda p, q: lambda c, rng: multi_candidate(p, q, c, (2, 2), rng),
-    "split tree": lambda p, q: lambda c, rng: multi_candidate(p, q, c, (2, 2), rng),
-    "truncated tree": lambda p, q: lambda c, rng: multi_candidate(p, lambda t: truncate(q(t), 2), c, (2, 2), rng),
+# ---------------------------------------------------------------------------- wrong rules
+
+
+def _inverted(tree, q, p, generator):
+    for i, x in enumerate(tree.tokens):
+        if generator.random() * float(p[i][x]) >= float(q[i][x]):  # min(1, q/p)
+            return TreeVerdict(tree.path_to(i - 1), sample((p[i] - q[i][: len(p[i])]).clamp(min=0), generator))
+    return TreeVerdict(tree.path_to(len(tree) - 1), sample(p[-1], generator))
+
+
+def _inverted_split(tree, chances, p, generator):
+    for i, (x, q_x) in enumerate(zip(tree.tokens, chances, strict=True)):
+        if generator.random() * float(p[i][x]) >= q_x:
+            return TreeVerdict(tree.path_to(i - 1), 0, owed=True)
+    return TreeVerdict(tree.path_to(len(tree) - 1), sample(p[-1], generator))
+
+
+def _cut(q, count, generator):
+    """The draft is cut to its top 3 and claims its whole softmax."""
+    kept = q[0].topk(3)
+    return [[int(kept.indices[sample(kept.values, generator)])]]
+
+
+def _uniform(q, count, generator):
+    """The draft comes from another distribution than the truncated one that travels."""
+    return [[sample((q[0] > 0).float(), generator)]]
+
+
+WRONG = {  # (what is replaced, by what, for which proof)
+    "the ratio is inverted": (full, "verify_tree", _inverted, "full"),
+    "the ratio of split is inverted": (split, "verify_split_tree", _inverted_split, "split"),
+    "accepted 5 % too often": (full, "verify_tree", lambda tree, q, *rest: verify_tree(tree, 0.95 * q, *rest), "full"),
+    "the draft is not taken from p": (rejection, "residual", lambda p, q: p, "full"),
+    "the draft is not taken from p of split": (split, "split_residual", lambda p, q: p, "split"),
+    "cut after it was claimed": (tree_growth, "draw_children", _cut, "full"),
+    "not drawn from what is kept": (tree_growth, "draw_children", _uniform, "truncated"),
 }
 
 
-@pytest.mark.parametrize("name", SAMPLED)
-def test_what_draws_is_distributed_as_the_reference(name):
-    """Three tokens out of four, in independent stretches (see ``joint``)."""
-    target, draft = (TableModel(2, 4, ends=False, period=LENGTH, noise=noise) for noise in (0.0, 0.7))
-    settings = DecodeSettings(max_tokens=LENGTH * PER_REPLY, **SHORT | SAMPLED[name][0])
-    p, q = (model_of(model, IMAGE, INSTRUCTION, settings.sampling) for model in (target, draft))
-    expected = joint_law(ROUNDS[name](p, q), 4, LENGTH)
-    with (
-        VerifierEngine(target) as engine,
-        LocalChannel(engine) as channel,
-        EdgeSession(channel, draft, settings) as session,
-    ):
-        counts = count(session, 4, FEW)
-    assert p_value(counts, expected) > ALPHA
-    # The reference's law is the target's own.
-    alone = np.ones_like(expected)
-    for tokens in np.ndindex(alone.shape):
-        for end in range(LENGTH):
-            alone[tokens] *= p(list(tokens[:end]))[tokens[end]]
-    assert expected == pytest.approx(alone, abs=1e-9)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_noticed(engine, monkeypatch, name):
+    place, function, wrong, proof = WRONG[name]
+    values = SHORT | DRAWN[proof][0] | LONG
+    wanted = by_reference(**values)
+    monkeypatch.setattr(place, function, wrong)
+    assert replies(LocalChannel(engine), **values) != wanted
+
+
+def test_noise_of_another_distribution_is_noticed(engine, monkeypatch):
+    values = SHORT | {"mode": "coupled"}
+    wanted = [coupled_reply(TARGET, DRAFT, IMAGE, f"go {n}", DecodeSettings(**values), n + 1) for n in range(2)]
+    monkeypatch.setattr(base, "gumbel", lambda seed, *at: np.random.default_rng([seed, *at[:2]]).random(at[2]))
+    assert replies(LocalChannel(engine), **values) != wanted

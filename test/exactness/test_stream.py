@@ -4,26 +4,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 from by_reference import reply_alone
 from stepped import Unhurried
 from tiny_models import make_tiny_model
 from tiny_text import make_tiny_text
-from worded_table import constrained_alone
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
-from dsd_ros.decoding.constraint import ReplyForm
+from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.navigation.run.actions import parse_reply, read_grammar
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.websocket import WebsocketChannel
 
 SAMPLINGS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 8}]
 ASKED = ((1, "find the silver bottle"), (2, "stop"))
@@ -62,11 +55,10 @@ def alone(target, chosen: DecodeSettings, asked) -> list[list[int]]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
 def test_stream_ar_and_coupled_rounds_say_what_the_target_alone_says(pair, sampling):
     target, draft, asked = pair
-    with VerifierEngine(Unhurried(target)) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
+    with VerifierEngine(Unhurried(target)) as engine:
         wanted = alone(target, settings(**sampling), asked)
-        ways = [(mode, LocalChannel(engine)) for mode in ("stream", "ar", "coupled")]
-        for mode, channel in [*ways, ("stream", WebsocketChannel(server.url))]:
-            found = replies(channel, draft, settings(mode=mode, **sampling), asked)
+        for mode in ("stream", "ar", "coupled"):
+            found = replies(LocalChannel(engine), draft, settings(mode=mode, **sampling), asked)
             assert [reply.tokens for reply in found] == wanted, mode
             for reply in found:
                 assert reply.verified and reply.finished == (reply.tokens[-1] in target.eos_token_ids)
@@ -96,65 +88,3 @@ def test_drafts_that_come_in_time_are_accepted(target, picture):
     records = [record for reply in found for record in reply.records]
     assert all(record.accepted == record.drafted and not record.rejected for record in records)
     assert sum(record.accepted for record in records) > 0
-
-
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 17, 18])
-def test_the_longest_reply_is_cut_at_the_same_token(target, draft, picture, max_tokens):
-    chosen, asked = settings(max_tokens=max_tokens), [(picture(1), "find the can")]
-    with VerifierEngine(target) as engine:
-        for mode in ("stream", "ar"):
-            (reply,) = replies(LocalChannel(engine), draft, settings(mode=mode, max_tokens=max_tokens), asked)
-            assert [reply.tokens] == alone(target, chosen, asked)
-
-
-LENGTH = 44
-FORM = ReplyForm(*read_grammar("dsd").written, LENGTH)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
-def test_constrained_replies_are_the_constrained_targets(target, draft, picture, sampling):
-    asked = [(picture(number), instruction) for number, instruction in ASKED]
-    chosen = settings(max_tokens=LENGTH, **sampling)
-    with VerifierEngine(target) as engine:
-        found = replies(LocalChannel(engine), draft, chosen, asked, form=FORM)
-        free = replies(LocalChannel(engine), draft, chosen, asked)
-    assert [reply.tokens for reply in found] == [
-        constrained_alone(target, *one, chosen, FORM, number) for number, one in enumerate(asked, 1)
-    ]
-    assert found[0].tokens != free[0].tokens
-    for reply in found:
-        parse_reply(reply.text)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
-def test_a_draft_with_another_tokenizer_only_drafts(target, picture, tmp_path_factory, sampling):
-    foreign = load_model(ModelSettings(str(make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True))))
-    vocabulary = Vocabulary(target.tokenizer.to_str())
-    asked, chosen = [(picture(number), instruction) for number, instruction in ASKED], settings(**sampling)
-    with VerifierEngine(target) as engine:
-        found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
-    assert [reply.tokens for reply in found] == alone(target, chosen, asked)
-
-
-def test_history_and_progress(target, draft, picture):
-    """Earlier pictures count, and each verified token is reported once and in order."""
-    history = [(picture(3), "forward 50 cm"), (picture(4), "turn left 15 degrees")]
-    told: list[int] = []
-
-    def on_progress(text: str, count: int, record) -> None:
-        told.extend(record.gained)
-        assert count == len(told) and text == draft.decode_text(told)
-
-    with VerifierEngine(target) as engine, ExitStack() as stack:
-        found = []
-        for mode in ("stream", "ar"):
-            channel = stack.enter_context(LocalChannel(engine))
-            session = stack.enter_context(EdgeSession(channel, draft, settings(mode=mode)))
-            told.clear()
-            found.append(session.decode(picture(1), "go", on_progress, history=history).tokens)
-            assert told == found[-1]
-        plain = session.decode(picture(1), "go").tokens
-    sequence = target.prefill(picture(1), "go", history)
-    while len(sequence.tokens) < 24 and not target.eos_token_ids & set(sequence.tokens):
-        sequence.append([int(sequence.next_logits().argmax())])
-    assert found == [sequence.tokens] * 2 and found[0] != plain

@@ -10,6 +10,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
+from every import every
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -40,7 +41,7 @@ def series() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@every(QUERIES)
 def test_every_query_names_metrics_and_labels_that_exist(name, series):
     query = QUERIES[name].replace("$__rate_interval", "1m")
     promql_parser.parse(query)  # ValueError when Prometheus would not take it

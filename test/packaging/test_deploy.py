@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from every import every
 
 from dsd_ros.ros.bringup import arguments_of
 
@@ -46,7 +47,7 @@ def directives(name: str) -> dict[str, dict[str, list[str]]]:
     return sections
 
 
-@pytest.mark.parametrize("name", UNITS)
+@every(UNITS)
 def test_units_are_hardened_and_bounded(name):
     unit = directives(name)
     service = unit["Service"]
@@ -82,7 +83,7 @@ def test_the_robots_unit_gives_arguments_that_the_launch_file_has():
     assert service["KillMode"] == ["mixed"] and service["KillSignal"] == ["SIGINT"]
 
 
-@pytest.mark.parametrize("name", UNITS)
+@every(UNITS)
 def test_systemd_finds_nothing_wrong(name, tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
@@ -109,7 +110,7 @@ def sources_of(recipe: str) -> list[str]:
     return sources
 
 
-@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.robot"])
+@every(["Containerfile", "Containerfile.robot"])
 def test_the_recipe_copies_what_is_there_and_let_in(name):
     copied = sources_of((DEPLOY / name).read_text().replace("\\\n", " "))
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)

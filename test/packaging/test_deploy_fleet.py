@@ -11,6 +11,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
+from every import every
 from table_model import TableModel
 
 from dsd_ros.cli.verifier import VerifierArguments
@@ -38,7 +39,7 @@ def settings(options: list[str]) -> tuple[VerifierSettings, dict[str, str]]:
     return VerifierSettings(host="0.0.0.0", **values), given
 
 
-@pytest.mark.parametrize("options", [*(s["command"] for s in VERIFIERS.values()), CONTAINER["args"]])
+@every([*(s["command"] for s in VERIFIERS.values()), CONTAINER["args"]])
 def test_the_verifiers_options_exist_and_protect(options):
     ours, _ = settings(options)
     assert ours.tokens_file and ours.certificate and ours.key and not ours.allow_unauthenticated

@@ -11,7 +11,7 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
-import pytest
+from every import every
 from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
@@ -79,26 +79,26 @@ def fields(path: Path) -> Iterator[tuple[str, str]]:
             yield definition.strip(), comment.strip()
 
 
-@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+@every(DEFINITIONS)
 def test_definitions_are_those_in_use(path: Path) -> None:
     definitions = "\n".join(re.sub(r"\s+", " ", line) for line in bare_lines(path))
     assert hashlib.sha256(definitions.encode()).hexdigest().startswith(IN_USE[path.name])
 
 
-@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+@every(DEFINITIONS)
 def test_instructions_are_bounded_as_everywhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert {*re.findall(r"at most (\d+) characters", text)} <= {str(MAX_INSTRUCTION_CHARS)}
     assert {*re.findall(r"string<=(\d+) (?:instruction|question)\b", text)} <= {str(4 * MAX_INSTRUCTION_CHARS)}
 
 
-@pytest.mark.parametrize("struct", msg_files.STRUCTS, ids=lambda struct: struct.__name__)
+@every(msg_files.STRUCTS)
 def test_msg_files_are_generated_from_the_schema(struct: type[msgspec.Struct]) -> None:
     committed = (msg_files.FOLDER / f"{struct.__name__}.msg").read_text(encoding="utf-8")
     assert committed == msg_files.definition(struct), "run python -m tools.msg_files"
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=lambda path: path.name)
+@every(PUBLIC)
 def test_public_interfaces_have_si_units_and_durations(path: Path) -> None:
     for definition, comment in fields(path):
         kind, name = re.split(r"(?<!<)=", definition)[0].split()
@@ -138,7 +138,7 @@ def wire_fields(struct: type[msgspec.Struct]) -> dict[str, tuple[str, int | None
     return found
 
 
-@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+@every(DEFINITIONS)
 def test_every_field_is_explained_and_bounded(path: Path) -> None:
     listed = (DSD_MSGS / "CMakeLists.txt").read_text()
     assert f'"{path.parent.name}/{path.name}"' in listed
@@ -152,7 +152,7 @@ def test_every_field_is_explained_and_bounded(path: Path) -> None:
         assert not re.match(r"w?string\s", definition), f"{path.name}: '{definition}' is not bounded"
 
 
-@pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)
+@every(WIRE_MESSAGES)
 def test_wire_and_ros_messages_mirror_each_other(struct: type[msgspec.Struct]) -> None:
     name = struct.__name__
     ros = getattr(msg, name).get_fields_and_field_types()
@@ -162,7 +162,7 @@ def test_wire_and_ros_messages_mirror_each_other(struct: type[msgspec.Struct]) -
         assert kind_of_ros(ros[key]) == kind, f"{name}.{key}"
 
 
-@pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)
+@every(WIRE_MESSAGES)
 def test_ros_bounds_hold_what_the_wire_allows(struct: type[msgspec.Struct]) -> None:
     ros = getattr(msg, struct.__name__).get_fields_and_field_types()
     for name, (_, longest) in wire_fields(struct).items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of rosdistro's rosdep/python.yaml; any other key is a ROS package of Humble and Jazzy.
@@ -77,7 +78,7 @@ def test_the_wheel_decodes_a_reply_in_an_empty_environment(built: list[dict[str,
     assert all(word.startswith(str(place)) for word in where.stdout.split()), where.stderr
 
 
-@pytest.mark.parametrize("folder", [".", "src/dsd_msgs"])
+@every([".", "src/dsd_msgs"])
 def test_bloom_finds_what_it_releases(folder: str) -> None:
     package = ElementTree.parse(ROOT / folder / "package.xml").getroot()
     name, license_tag = package.findtext("name"), package.find("license")

@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from every import every
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -51,7 +52,7 @@ def pin(requirement: Requirement) -> str | None:
     return last.version if not others and last.operator == "==" and "*" not in last.version else None
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.parent.name)
+@every(MANIFESTS)
 def test_manifest_is_a_valid_format_3(path: Path) -> None:
     package = ElementTree.parse(path).getroot()
     assert package.tag == "package" and package.get("format") == "3"
@@ -95,7 +96,7 @@ def test_all_executables_are_declared() -> None:
     assert {entry.name for entry in entry_points()} == nodes | {"dsd"}  # the laboratory's command is another package's
 
 
-@pytest.mark.parametrize("entry", entry_points(), ids=lambda entry: entry.name)
+@every(entry_points())
 def test_executable_can_be_loaded(entry: importlib.metadata.EntryPoint) -> None:
     assert callable(entry.load())
 
@@ -110,7 +111,7 @@ def test_dsd_is_on_the_path_and_helps() -> None:
         assert name in result.stdout
 
 
-@pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
+@every(REQUIREMENTS.glob("*.txt"))
 def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
     assert requirements(path.stem)
     for name, requirement in requirements(path.stem).items():
@@ -121,10 +122,7 @@ def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
             assert ">=" in operators and "==" not in operators, f"{path.name}: '{requirement}' is no range"
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem and path.stem not in APART),
-)
+@every(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem and path.stem not in APART)
 def test_the_lock_fulfils_the_requirements(name: str) -> None:
     lock = requirements("lock") | requirements("lock-jetpack6" if name == "jetpack6" else "lock-system")
     for key, requirement in requirements(name).items():
@@ -132,7 +130,7 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
         assert version and requirement.specifier.contains(version), requirement
 
 
-@pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
+@every(REQUIREMENTS.glob("*.txt"))
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
     assert path.stem in ("lock", "lock-system", "lock-jetpack6", "pip", *APART) or (first and first[0] in ("-c", "-r"))

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from every import every
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@every(ENTRIES)
 def test_each_package_has_hashes_of_its_files(name: str) -> None:
     first, *hashes = ENTRIES[name].split(" \\\n")
     assert "==" in first and hashes
@@ -92,7 +93,7 @@ def test_the_container_installs_by_hash_from_a_base_by_digest() -> None:
         assert "--require-hashes" in install or "--no-index --no-build-isolation --no-deps ." in install, install
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+@every(WORKFLOWS)
 def test_workflows_pin_their_actions_and_may_only_read(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {"contents": "read"}

@@ -18,6 +18,7 @@ from catkin_pkg.changelog import get_changelog_from_path
 from catkin_pkg.package import Package, parse_package
 from catkin_pkg.packages import find_packages
 from docutils.core import publish_string
+from every import every
 from packaging.utils import canonicalize_name
 
 import dsd_ros
@@ -109,7 +110,7 @@ def modules(folder: str) -> set[str]:
     return found - own - set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("folder", ["src/dsd_ros", "launch", "test"])
+@every(["src/dsd_ros", "launch", "test"])
 def test_every_import_is_declared(folder: str) -> None:
     """In package.xml what ROS and apt have; in requirements/ what pip installs (vLLM: in an environment of its own)."""
     declared = dependencies(parse_package(str(ROOT)))

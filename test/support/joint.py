@@ -14,7 +14,6 @@ LENGTH = 3
 PER_REPLY = 100  # independent stretches of LENGTH tokens, which rounds cross anywhere
 ALPHA = 1e-3  # of a false alarm, per test
 FEW = 4_000  # to notice an error of 5 %
-SAMPLES = 12_000  # 3 %
 MANY = 27_000  # 2 %
 
 

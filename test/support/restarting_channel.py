@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stepped import Unhurried
+
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.messages import Message
@@ -22,13 +24,13 @@ class RestartingChannel(LocalChannel):
         self._happens = happens
         self.boundaries = 0
         self.restarts = 0
-        super().__init__(VerifierEngine(target))
+        super().__init__(VerifierEngine(Unhurried(target)))
 
     def restart(self) -> None:
         """End the verifier, with all it knew and all that waits in it, and start another."""
         self.restarts += 1
         assert self._engine.close(20)
-        self._engine = VerifierEngine(self._target)
+        self._engine = VerifierEngine(Unhurried(self._target))
 
     def send(self, message: Message) -> None:
         if self._event(message) == "double":

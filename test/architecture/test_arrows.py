@@ -28,7 +28,6 @@ TOP = {
     "environment",
     "startup",
     "python310",
-    "humble",
 }
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
@@ -42,6 +41,7 @@ ARROWS = {
     "robot": set(),
 }
 ARROWS["ros"] = set(ARROWS)
+ARROWS["bringup"] = set(ARROWS)
 ARROWS["observe"] = set(ARROWS)
 ARROWS["nodes"] = set(ARROWS)
 ARROWS["cli"] = set(ARROWS)

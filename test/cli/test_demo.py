@@ -18,13 +18,13 @@ import pytest
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_msgs.msg import NavAction
+from dsd_ros.bringup.systems import DEMO_SEED
 from dsd_ros.cli import main
 from dsd_ros.cli.demo_run import DemoSettings, run_demo
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import DEMO_SEED
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dsd_ros.ros.bringup import SYSTEMS, plan
+from dsd_ros.bringup.systems import SYSTEMS, plan
 from dsd_ros.ros.settings import NODES, ManagedSettings, specs
 from tools import generate
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dsd_ros.ros.bringup import arguments_of
+from dsd_ros.bringup.systems import arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

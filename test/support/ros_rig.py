@@ -29,11 +29,11 @@ from std_msgs.msg import String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
+from dsd_ros.bringup.processes import Child, ProcessGroup
+from dsd_ros.bringup.systems import Start
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
-from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.running import ThreadedExecutor
 from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 

@@ -45,9 +45,9 @@ from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_lab.report import CODE, header
+from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.bringup.systems import plan as demo_plan
 from dsd_ros.cli.demo_run import address_in
-from dsd_ros.ros.bringup import plan as demo_plan
-from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Outcome, SessionClose
 

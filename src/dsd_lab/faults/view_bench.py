@@ -23,11 +23,11 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_lab.report import header
 from dsd_msgs.srv import Decode
+from dsd_ros.bringup.processes import Child, ProcessGroup, use_own_ros_domain
+from dsd_ros.bringup.systems import plan
 from dsd_ros.paths import models_directory
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.managed import LifecycleWatch
-from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.ros.standalone import SpinningNode
 

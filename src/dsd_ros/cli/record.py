@@ -8,7 +8,7 @@ import signal
 import threading
 
 from dsd_ros.cli.arguments import arguments, flag, word
-from dsd_ros.ros.bringup import STORAGES
+from dsd_ros.ros.settings import STORAGES
 
 
 @arguments
@@ -32,8 +32,8 @@ def command(args: RecordArguments) -> int:
     from dsd_ros.environment import check_environment
 
     check_environment()
+    from dsd_ros.bringup.systems import PER_ROBOT
     from dsd_ros.nodes.record_node import RecordNode
-    from dsd_ros.ros.bringup import PER_ROBOT
     from dsd_ros.ros.running import run_node
 
     given = {

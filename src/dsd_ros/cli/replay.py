@@ -12,7 +12,7 @@ from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, wo
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, interruption, write_json
 from dsd_ros.cli.terminal import Progress, paint
 from dsd_ros.decoding.modes import PRESETS, unit_of
-from dsd_ros.ros.bringup import TRANSPORTS
+from dsd_ros.ros.settings import TRANSPORTS
 from dsd_ros.shown import LINES, counted, shown
 
 

@@ -38,8 +38,6 @@ class VisualNode(RunnableNode):
     :param host: the node whose process hosts this one; it calls :meth:`look_around` and :meth:`show`.
     """
 
-    topics_come_later = True
-
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
         self._settings = settings = declare(self, VisualNodeSettings, host, self._adopt)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.bringup.systems import Start
 from dsd_ros.environment import check_environment
-from dsd_ros.ros.bringup import Start
-from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.settings import NODES, specs
 
 if TYPE_CHECKING:

@@ -48,7 +48,8 @@ def described(process: Any) -> tuple[Any, ...]:
     if process.package != "dsd_ros":
         (clock,) = process.parameters
         return process.executable, process.namespace, tuple(process.arguments), process.remappings, clock, *ends
-    *files, own = process.parameters
+    files = [each for each in process.parameters if isinstance(each, str)]
+    own = dict(*process.parameters[len(files) :])
     values = {name: getattr(value, "value", value) for name, value in own.items()}
     types = {name: getattr(value, "value_type", type(value)) for name, value in own.items()}
     assert process.name == process.executable

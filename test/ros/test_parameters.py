@@ -137,10 +137,10 @@ def test_several_parameters_change_together_or_not_at_all(make):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast", None, True])
-def test_a_value_that_is_none_is_refused_by_name(make, value):
+def test_a_value_that_is_none_is_refused(make, value):
     node = make("supervisor_node")
     (result,) = node.set_parameters([Parameter("limit.speed", value=value)])
-    assert not result.successful and "limit.speed" in result.reason
+    assert not result.successful and result.reason
     assert node.get_parameter("limit.speed").value == node._settings.limit.speed == 0.5
 
 

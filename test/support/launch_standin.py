@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 
 @dataclass
@@ -113,12 +112,15 @@ def modules() -> dict[str, ModuleType]:
 
 def launched(file: Path, given: dict[str, str]) -> list[Any]:
     """The nodes and programs that a launch file starts, as `launch` visits it with these arguments."""
-    with patch.dict(sys.modules, modules()):
-        sys.modules.pop("dsd_ros.bringup.launching", None)
-        try:
-            return list(_visited([GroupAction(_entities(file))], dict(given)))
-        finally:
-            sys.modules.pop("dsd_ros.bringup.launching", None)
+    made = {**modules(), "dsd_ros.bringup.launching": None}
+    before = {name: sys.modules.pop(name) for name in made if name in sys.modules}
+    sys.modules.update({name: module for name, module in made.items() if module is not None})
+    try:
+        return list(_visited([GroupAction(_entities(file))], dict(given)))
+    finally:
+        for name in made:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 def _entities(file: Path) -> list[Any]:

@@ -46,7 +46,7 @@ def node(name: str, values: Values, **options: Any) -> Node:
         executable=name,
         name=name,
         namespace=values["namespace"],
-        parameters=[*map(str, Start(name, files=files(values)).parameter_files), own],
+        parameters=[*map(str, Start(name, files=files(values)).parameter_files), *([own] if own else [])],
         remappings=remappings(values),
         ros_arguments=["--log-level", values["log_level"]],
         output="screen",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _READY_LIMIT_S = 180.0
 _RECORDER_LIMIT_S = 15.0  # then the run starts without it
 _VIEW = "view_node"
-_OWN = {"namespace", "domain"}  # arguments that would separate the demo from its own nodes
+_OWN = {"namespace"}  # arguments that would separate the demo from its own nodes
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 

@@ -88,7 +88,7 @@ def test_rviz_follows_the_robots_namespace():
     assert plain[:4] == ("rviz2", "-d", "/my.rviz", "--ros-args") and plain[-1] == "use_sim_time:=true"
 
 
-def test_the_demos_stand_in_has_the_simulated_camera(tmp_path):
+def test_the_demos_stand_in_has_the_simulated_camera():
     driver = start_of("demo", "go2_node", robot="go2-standin", frame_prefix="go2_1/")
     frames = FrameSettings()
     (camera,) = placed_by(driver.parameters["camera_origin"], "front_camera_link", frames.base_frame)

@@ -114,7 +114,7 @@ class Start:
     namespace: str = ""
     files: tuple[Path, ...] = ()  # parameter files over the node's own, which is under config/
     remappings: tuple[tuple[str, str], ...] = REMAPPINGS
-    log_level: str = "info"
+    log_level: str = ""  # empty: rcl's own
     command: tuple[str, ...] = ()
     respawn: bool = False
     optional: bool = False
@@ -369,7 +369,8 @@ def plan(system: str, overrides: Mapping[str, str] | None = None) -> list[Start]
 
 def ros_arguments(start: Start) -> list[str]:
     """The name, namespace, remappings and log level of a node, as `ros2 launch` passes them."""
-    return ["--log-level", start.log_level, "-r", f"__node:={start.name}", *_placed(start.namespace, start.remappings)]
+    level = ["--log-level", start.log_level] if start.log_level else []
+    return [*level, "-r", f"__node:={start.name}", *_placed(start.namespace, start.remappings)]
 
 
 def _placed(namespace: str, remapped: tuple[tuple[str, str], ...]) -> list[str]:

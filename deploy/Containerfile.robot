@@ -17,7 +17,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
  && echo "deb [signed-by=/usr/share/keyrings/ros.gpg] http://packages.ros.org/ros2/ubuntu jammy main" \
       > /etc/apt/sources.list.d/ros2.list \
  && apt-get update && apt-get install -y --no-install-recommends ros-humble-ros-base ros-humble-cv-bridge \
-      ros-humble-diagnostic-msgs ros-humble-robot-state-publisher ros-humble-visualization-msgs \
+      ros-humble-diagnostic-msgs ros-humble-visualization-msgs \
       build-essential cmake python3-colcon-common-extensions python3-opencv python3-pil python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/dsd

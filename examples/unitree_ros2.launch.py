@@ -10,11 +10,11 @@ The GroupAction keeps the arguments of this robot from whatever else the launch 
 from launch.actions import GroupAction, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 
-from dsd_ros.ros.bringup import launch_file
+from dsd_ros.paths import share_directory
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
-    robot = PythonLaunchDescriptionSource(str(launch_file("robot")))
+    robot = PythonLaunchDescriptionSource(str(share_directory() / "launch" / "robot.launch.py"))
     arguments = {"stack": "unitree_ros2", "speed": "0.4"}
     return LaunchDescription([GroupAction([IncludeLaunchDescription(robot, launch_arguments=arguments.items())])])

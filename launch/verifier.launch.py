@@ -6,34 +6,17 @@
 For robots on other networks use `dsd verifier`, which serves any number of them over websockets.
 """
 
-from launch.actions import DeclareLaunchArgument
+from launch.actions import OpaqueFunction
+from launch_ros.actions import Node
 
-from dsd_ros.ros.launching import common_arguments, group, node, restarted, setting
-from launch import LaunchDescription
+from dsd_ros.bringup.launching import group, node, restarted
+from launch import LaunchContext, LaunchDescription
+
+
+def nodes(context: LaunchContext) -> list[Node]:
+    values = context.launch_configurations
+    return [node("verifier_node", values, **restarted(values))]
 
 
 def generate_launch_description() -> LaunchDescription:
-    verifier = {
-        "model.path": "target_model",
-        "model.device": "device",
-        "model.dtype": "dtype",
-        "model.prompt": "prompt",
-        "documents": "cloud_documents",
-        "text_model": "text_model",
-        "token_file": "token_file",
-        "tokens_file": "tokens_file",
-        "allow_unauthenticated": "allow_unauthenticated",
-    }
-    arguments = [
-        *common_arguments(),
-        DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
-        DeclareLaunchArgument("device", **setting("verifier_node", "model.device")),
-        DeclareLaunchArgument("dtype", **setting("verifier_node", "model.dtype")),
-        DeclareLaunchArgument("prompt", **setting("verifier_node", "model.prompt")),
-        DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
-        DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
-        DeclareLaunchArgument("token_file", **setting("verifier_node", "token_file")),
-        DeclareLaunchArgument("tokens_file", **setting("verifier_node", "tokens_file")),
-        DeclareLaunchArgument("allow_unauthenticated", **setting("verifier_node", "allow_unauthenticated")),
-    ]
-    return LaunchDescription([group(*arguments, node("verifier_node", verifier, **restarted()))])
+    return LaunchDescription([group("verifier", OpaqueFunction(function=nodes))])

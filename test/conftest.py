@@ -44,7 +44,7 @@ SMOKE_TESTS = {"test_greedy_says_what_the_reference_says"}  # of test/exactness
 @pytest.fixture
 def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A ROS domain id that no other test on this machine has now; in the environment, for rclpy and for children."""
-    from dsd_ros.ros.processes import DOMAINS, domain_is_free
+    from dsd_ros.bringup.processes import DOMAINS, domain_is_free
 
     folder = Path(tempfile.gettempdir()) / f"dsd_ros_test_domains_{os.getuid()}"
     folder.mkdir(exist_ok=True)

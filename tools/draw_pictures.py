@@ -33,6 +33,7 @@ from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.figures.runs import shipped
+from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.cloud.engine import in_process_channel
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply, RoundRecord
@@ -48,7 +49,6 @@ from dsd_ros.observe.view.web import WebServer
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
 

@@ -15,8 +15,17 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # Modules of the package itself.
 TOP = {
-    *("", "addresses", "environment", "humble", "limits", "logs", "options", "paths", "pictures", "python310"),
-    *("shown", "startup"),
+    "",
+    "limits",
+    "options",
+    "paths",
+    "logs",
+    "addresses",
+    "shown",
+    "pictures",
+    "environment",
+    "startup",
+    "python310",
 }
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
@@ -30,6 +39,7 @@ ARROWS = {
     "robot": set(),
 }
 ARROWS["ros"] = set(ARROWS)
+ARROWS["bringup"] = set(ARROWS)
 ARROWS["observe"] = set(ARROWS)
 ARROWS["nodes"] = set(ARROWS)
 ARROWS["cli"] = set(ARROWS)

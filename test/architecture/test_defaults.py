@@ -63,13 +63,3 @@ def test_a_default_is_not_repeated() -> None:
         for owner, name in repeated(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert found <= OTHERS.keys(), "read these defaults from the settings dataclass"
-
-
-def test_launch_files_and_parameter_files_repeat_none() -> None:
-    """What a launch argument sets comes from the settings; config/*.yaml is generated (test/docs)."""
-    for path in (SOURCE.parents[1] / "launch").glob("*.launch.py"):
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "DeclareLaunchArgument":
-                name = ast.literal_eval(call.args[0])
-                literals = {k.arg for k in call.keywords if k.arg == "default_value" and literal(k.value)}
-                assert not literals or name == "driver", f"{path.name}: {name}"

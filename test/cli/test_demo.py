@@ -18,13 +18,13 @@ import pytest
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_msgs.msg import NavAction
+from dsd_ros.bringup.systems import DEMO_SEED
 from dsd_ros.cli import main
 from dsd_ros.cli.demo_run import DemoSettings, run_demo
 from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import DEMO_SEED
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
@@ -90,10 +90,10 @@ def alive(pid: int) -> bool:
         ({"instruction": "  "}, "instruction is empty"),
         ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
-        ({"seed": -1}, "takes an integer from 0"),
+        ({"seed": -1}, "must not be negative"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
-        ({"arguments": {"domain": "7"}}, "is set by the demo itself"),
+        ({"arguments": {"namespace": "go2"}}, "is set by the demo itself"),
         ({"report": "/does/not/exist/report.json"}, "there is no folder"),
         ({"arguments": {"record": "/"}}, "exists already"),
         ({"record": "/"}, "exists already"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from in_process import dsd
 
+from dsd_ros.bringup.processes import ProcessGroup
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.wire.channel import LinkClosed, LinkRefused
 
 EVIL = "\x1b]0;owned\x07\x1b[2J \x9b31m\u202e http://u:hunter2@h/"

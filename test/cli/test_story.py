@@ -15,10 +15,10 @@ import pytest
 from builtin_interfaces.msg import Duration, Time
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats
+from dsd_ros.bringup.systems import DEMO_INSTRUCTION
 from dsd_ros.cli import story as stories
 from dsd_ros.cli.demo_run import DemoReport
 from dsd_ros.cli.story import Story
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION
 
 INFO = "[INFO] [1795748674.206320509] [draft_node]: mode stream begins"
 WARN = "[WARN] [1795748674.206320509] [bridge_node]: the link broke"

@@ -13,8 +13,8 @@ from every import every
 from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, links, text_of
 
 from dsd_lab.cli.main import LAB
+from dsd_ros.bringup.systems import values_of
 from dsd_ros.cli.main import DSD, main, parse
-from dsd_ros.ros import bringup
 
 COMMANDS = all_commands()
 PROGRAMS = {"dsd": DSD, "dsd-lab": LAB}
@@ -74,7 +74,7 @@ def test_launch_arguments_exist(command: Command) -> None:
     assert package == "dsd_ros" and (ROOT / "launch" / file).is_file()
     if "params_file" in given:  # the reader's own
         given["params_file"] = str(ROOT / "config" / "navigation.yaml")
-    bringup.values_of(file.removesuffix(".launch.py"), given)
+    values_of(file.removesuffix(".launch.py"), given)
 
 
 def test_other_commands_exist() -> None:
@@ -86,8 +86,8 @@ def test_other_commands_exist() -> None:
         name, *rest = command.words
         if name in ("python", "python3") and rest[:1] == ["-m"] and rest[1].startswith("dsd_ros"):
             assert importlib.util.find_spec(rest[1]), str(command)
-            if rest[1] == "dsd_ros.ros.processes":
-                bringup.values_of(rest[2], dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
+            if rest[1] == "dsd_ros.bringup.processes":
+                values_of(rest[2], dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
 
 
 def test_there_are_commands_to_test() -> None:

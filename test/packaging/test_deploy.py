@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from every import every
 
-from dsd_ros.ros.bringup import arguments_of
+from dsd_ros.bringup.systems import arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

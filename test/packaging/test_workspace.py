@@ -29,7 +29,7 @@ MESSAGES = ROOT / "src" / "dsd_msgs"
 RESOLVED = {
     *("action_msgs", "ament_cmake", "ament_index_python", "builtin_interfaces", "cv_bridge", "diagnostic_msgs"),
     *("geometry_msgs", "launch", "launch_ros", "lifecycle_msgs", "nav_msgs", "rcl_interfaces", "rclpy"),
-    *("robot_state_publisher", "rosgraph_msgs", "rosidl_default_generators", "rosidl_default_runtime"),
+    *("rosgraph_msgs", "rosidl_default_generators", "rosidl_default_runtime"),
     *("sensor_msgs", "std_msgs"),
     *("std_srvs", "tf2_msgs", "visualization_msgs"),
     *("python3-numpy", "python3-opencv", "python3-pil", "python3-pytest", "python3-yaml"),

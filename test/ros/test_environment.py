@@ -73,7 +73,8 @@ def test_a_middleware(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        ("dsd_ros.ros.entry", "bridge_node"), ("dsd_ros.ros.processes", "robot"), ("dsd_ros.cli", "demo", "--headless"),
+        ("dsd_ros.ros.entry", "bridge_node"), ("dsd_ros.bringup.processes", "robot"),
+        ("dsd_ros.cli", "demo", "--headless"),
         ("dsd_ros.cli", "record", "nowhere"),
     ],
 )  # fmt: skip

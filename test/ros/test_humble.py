@@ -4,33 +4,23 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
-
-from dsd_ros import humble
 from dsd_ros.ros import running
-from dsd_ros.ros.launch_standin import read
 from dsd_ros.ros.running import RunnableNode
 
 ROOT = Path(__file__).resolve().parents[2]
 # What is imported of rclpy 3.3.15, launch 1.0 and launch_ros 0.19, the branches `humble` of their repositories: each of
-# these names was looked up there. Look a new one up as well, and give one that is missing a stand-in in humble.py.
+# these names was looked up there. Look a new one up as well, and do without one that is missing.
 OF_HUMBLE = {
-    "launch": "LaunchDescription Substitution",
-    "launch.actions": "DeclareLaunchArgument EmitEvent ExecuteProcess GroupAction IncludeLaunchDescription LogInfo "
-    "OpaqueFunction SetEnvironmentVariable Shutdown",
-    "launch.conditions": "IfCondition",
-    "launch.events.process": "ShutdownProcess",
+    "launch": "LaunchContext LaunchDescription",
+    "launch.actions": "DeclareLaunchArgument ExecuteProcess GroupAction IncludeLaunchDescription OpaqueFunction "
+    "SetEnvironmentVariable Shutdown",
     "launch.launch_description_sources": "PythonLaunchDescriptionSource",
-    "launch.substitutions": "AndSubstitution LaunchConfiguration NotSubstitution OrSubstitution",
-    "launch.utilities": "normalize_to_list_of_substitutions perform_substitutions",
-    "launch_ros.actions": "Node SetRemap",
+    "launch_ros.actions": "Node",
     "launch_ros.parameter_descriptions": "ParameterValue",
     "rclpy": "",
     "rclpy.action": "ActionClient ActionServer CancelResponse GoalResponse",
@@ -59,7 +49,6 @@ OF_HUMBLE = {
     "rclpy.utilities": "get_rmw_implementation_identifier remove_ros_args",
 }
 LATER = {("rclpy.experimental", "EventsExecutor")}  # with a stand-in
-NAMES = ("EqualsSubstitution", "NotEqualsSubstitution", "IfElseSubstitution")
 
 
 def imported() -> set[tuple[str, str]]:
@@ -139,51 +128,3 @@ sys.exit(running.run_node(Counting))
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert run.returncode == running.EXIT_GAVE_UP and "counted" in run.stderr, run.stderr
-
-
-@pytest.fixture(params=["stand-in", "real"])
-def launch(request, monkeypatch):
-    """`launch` without the substitutions that Humble's lacks: the real one where it is installed."""
-    if request.param == "real":
-        pytest.importorskip("launch_ros")
-        substitutions = importlib.import_module("launch.substitutions")
-        for name in NAMES:
-            monkeypatch.delattr(substitutions, name, raising=False)
-        return importlib.import_module("launch")
-    from dsd_ros.ros import launch_standin
-
-    modules = launch_standin._modules()
-    for name in NAMES:
-        delattr(modules["launch.substitutions"], name)
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return SimpleNamespace(LaunchContext=lambda: SimpleNamespace(launch_configurations={}))
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "result"),
-    [
-        ("EqualsSubstitution", ("go2", "go2"), "true"),
-        ("EqualsSubstitution", ("go2", ""), "false"),
-        ("NotEqualsSubstitution", ("", "go2"), "true"),
-        ("NotEqualsSubstitution", ("", ""), "false"),
-        ("IfElseSubstitution", ("True", "go2", "none"), "go2"),
-        ("IfElseSubstitution", ("false", "go2", ""), ""),
-    ],
-)
-def test_a_launch_without_later_substitutions_has_ours(launch, name, given, result) -> None:
-    configuration = importlib.import_module("launch.substitutions").LaunchConfiguration
-    first, *rest = given
-    made = getattr(humble, name)(configuration("first"), *rest)
-    context = launch.LaunchContext()
-    context.launch_configurations["first"] = first
-    assert type(made).__name__ == name and made.perform(context) == result
-
-
-def test_a_launch_that_has_them_keeps_its_own() -> None:
-    text = (ROOT / "launch" / "robot.launch.py").read_text()
-    assert "from dsd_ros.humble import EqualsSubstitution" in text
-    group = read(ROOT / "launch" / "robot.launch.py")[0].entities[0]
-    conditions = [each.condition.value for each in group.actions if getattr(each, "condition", None)]
-    assert any(type(each).__module__ == "dsd_ros.ros.launch_standin" for each in conditions)
-    assert not hasattr(humble, "AnySubstitution")

@@ -13,11 +13,10 @@ from lifecycle_msgs.msg import State, Transition
 from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
-from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import Restarts
+from dsd_ros.bringup.systems import plan
 
 INSTRUCTION = "find the silver bottle"
-SOON = {"first_pause_s": 0.05, "longest_pause_s": 0.05, "at_most": 20}
+SOON = 0.05  # s, before a killed node is started again
 HASTY = {"decode.max_tokens": "12", "link.response_timeout_s": "0.5", "link.attempts": "3"}
 UP = (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE)
 DOWN = (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP)
@@ -34,9 +33,7 @@ class Nodes:
                 continue
             if start.name == "draft_node":
                 start.parameters.update(HASTY)
-            child = rig.group.start_planned(start)
-            if child.restarts is not None:
-                child.restarts = Restarts(**SOON)
+            rig.group.start_planned(start).respawn_delay_s = SOON
 
     def kill(self, name: str) -> None:
         """Kill a node, and wait until it is started again."""
@@ -147,7 +144,8 @@ def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
         return next(start for start in plan("demo", arguments) if start.name == "verifier")
 
     said: list[str] = []
-    verifier = rig.group.start_planned(planned("0"), on_line=said.append, restarts=Restarts(**SOON))
+    verifier = rig.group.start_planned(planned("0"), on_line=said.append)
+    verifier.respawn_delay_s = SOON
     url = rig.until(lambda: next((s.split()[-1] for s in said if "ws://" in s), None))
     verifier.command = list(planned(url.rpartition(":")[2]).command)
     nodes = Nodes(rig, tiny_pair, "draft_node", "bridge_node", transport="websocket", verifier=url)

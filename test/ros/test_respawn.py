@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes restart, how soon and how often; in the process runner and as a rule."""
+"""Which processes restart, and how soon; in the process runner and as a rule."""
 
 from __future__ import annotations
 
@@ -10,27 +10,10 @@ import time
 
 import pytest
 
-from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import ProcessGroup, Restarts
+from dsd_ros.bringup.processes import ProcessGroup
+from dsd_ros.bringup.systems import plan
 
 SLEEP = "import os, time; print('up', os.getpid(), flush=True); time.sleep(600)"
-QUICK = {"first_pause_s": 0.01, "longest_pause_s": 0.05, "at_most": 3, "within_s": 600.0}
-
-
-def test_the_pause_doubles_and_the_sixth_crash_in_a_minute_is_one_too_many():
-    restarts = Restarts()
-    assert [restarts.after(-9, float(t)) for t in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, None]
-    assert "ended by signal 9" in restarts.sentence(-9) and "5 times" in restarts.sentence(-9)
-    assert restarts.count == 5
-    assert restarts.after(-9, 60.5) == 5.0  # the first is forgotten by then
-    assert restarts.after(1, 600.0) == 0.5
-
-
-@pytest.mark.parametrize("code", [0, 2])
-def test_a_process_that_ended_on_request_or_cannot_start_is_not_restarted(code):
-    restarts = Restarts()
-    assert restarts.after(code, 0.0) is None
-    assert "not started again" in restarts.sentence(code)
 
 
 def test_only_what_a_robot_at_rest_can_miss_is_started_again():
@@ -67,10 +50,11 @@ class Group(ProcessGroup):
         return value
 
 
-def test_a_killed_child_is_started_again_until_it_is_too_much():
+def test_a_killed_child_is_started_again():
     with Group() as group:
-        child = group.start("draft", [sys.executable, "-c", SLEEP], restarts=Restarts(**QUICK))
+        child = group.start("draft", [sys.executable, "-c", SLEEP], respawn=True)
         other = group.start("other", [sys.executable, "-c", SLEEP])
+        child.respawn_delay_s = 0.01
         pids = {child.pid}
         for number in range(1, 4):
             group.until(lambda: child.running and group.ups() == number + 1)  # noqa: B023
@@ -79,18 +63,22 @@ def test_a_killed_child_is_started_again_until_it_is_too_much():
             group.until(lambda: group.ended() is None and child.pid not in pids)
             pids.add(child.pid)
         assert len(pids) == 4 and other.restarted == 0 and other.running
-        group.until(lambda: group.ups() == 5)
-        child.signal(signal.SIGKILL)
-        assert group.until(group.ended) is child
-        assert group.ended() is child  # for good
-        assert any("3 times within" in line for _, line in group.lines), group.lines
         with pytest.raises(KeyError):
             group.child("nobody")
 
 
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_child_that_ended_on_request_or_cannot_start_is_not_started_again(code):
+    with Group() as group:
+        child = group.start("one", [sys.executable, "-c", f"raise SystemExit({code})"], respawn=True)
+        assert group.until(group.ended) is child
+        assert group.lines == [("one", f"ended with exit code {code}; not started again")]
+
+
 def test_a_changed_command_holds_from_the_next_start_on():
     with Group() as group:
-        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(**QUICK))
+        child = group.start("one", [sys.executable, "-c", SLEEP], respawn=True)
+        child.respawn_delay_s = 0.01
         child.command = [sys.executable, "-c", "print('another', flush=True)"]
         child.signal(signal.SIGKILL)
         group.until(lambda: group.ended() is child)  # the other one ends with 0: for good
@@ -109,9 +97,9 @@ def test_the_end_of_what_is_optional_ends_nothing():
 
 
 def test_an_end_during_a_pause_is_at_once():
-    patient = Restarts(first_pause_s=500.0, longest_pause_s=500.0)
     with Group() as group:
-        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=patient)
+        child = group.start("one", [sys.executable, "-c", SLEEP], respawn=True)
+        child.respawn_delay_s = 500.0
         group.until(lambda: group.ups() == 1)
         child.signal(signal.SIGKILL)
         group.until(lambda: group.ended() is None and child.due is not None)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.bringup.processes import ProcessGroup
+from dsd_ros.bringup.systems import plan
 from dsd_ros.ros.running import NOT_CLOSED
 
 # Of a participant; ports belong to whoever came first.

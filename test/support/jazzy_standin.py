@@ -45,9 +45,9 @@ command, package, file, *given = sys.argv[1:]
 assert (command, package) == ("launch", "dsd_ros"), sys.argv
 prefixes = [Path(each) for each in os.environ["AMENT_PREFIX_PATH"].split(":")]
 prefix = next(each for each in prefixes if (each / "share" / package / "launch" / file).is_file())
-from dsd_ros.ros import bringup
+from dsd_ros.bringup import systems as bringup
 system = file.partition(".")[0]
-assert bringup.launch_file(system).samefile(prefix / "share" / package / "launch" / file)
+assert (prefix / "share" / package / "launch" / file).is_file()
 nodes = []
 for start in bringup.plan(system, dict(word.split(":=", 1) for word in given)):
     program = start.command[0] if start.command else str(prefix / "lib" / package / start.name)

@@ -16,10 +16,10 @@ import torch
 
 from dsd_lab.bench.scenes import held_out_scenes
 from dsd_lab.report import BenchError, check_range, header, table
+from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import TreeLayout

@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Any
 
 from dsd_lab.report import Row, cell, median, render_template, table
-from dsd_ros.ros.bringup import DEMO_SEED, TRANSPORTS
+from dsd_ros.bringup.systems import DEMO_SEED
+from dsd_ros.ros.settings import TRANSPORTS
 
 WENT_ON = "went on"  # of a run that the fault did not end
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,11 +47,9 @@ from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_lab.report import CODE, header
-from dsd_lab.robot import robot_command
+from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.bringup.systems import plan as demo_plan
 from dsd_ros.cli.demo_run import address_in
-from dsd_ros.ros.bringup import plan as demo_plan
-from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
-from dsd_ros.ros.settings import merged
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Outcome, SessionClose
 
@@ -90,10 +89,9 @@ class SystemUnderTest:
                 start.name == SUPERVISOR
             ):  # the watcher publishes nonsense on outcome, and must not stop the robot by that
                 start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
-            if start.name == SIMULATOR:  # one that takes faults
-                values, _ = merged(start.name, start.namespace, [*start.layers, start.parameters])
-                start = replace(start, command=tuple(robot_command(start.name, values)))
-            group.start_planned(start, self._mark, self._look if start.name == "verifier" else None)
+            on_line = self._look if start.name == "verifier" else None
+            faulty = (sys.executable, "-m", "dsd_lab.robot", SIMULATOR) if start.name == SIMULATOR else ()
+            group.start_planned(start, self._mark, on_line, faulty)
 
     def _look(self, line: str) -> None:
         """Find the verifier's address in what it prints; after a restart it is another one."""

@@ -27,11 +27,11 @@ from std_srvs.srv import Trigger
 
 from dsd_lab.report import BenchError, check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.bringup.systems import Start
 from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, REFUSALS, Cause, DepthView
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import camera_info
-from dsd_ros.ros.bringup import Start
-from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.running import ask_for_realtime, end_realtime
 from dsd_ros.ros.stamps import to_stamp
 from dsd_ros.ros.standalone import SpinningNode

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part, tokenizer_option, word
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, TRANSPORTS
+from dsd_ros.ros.settings import TRANSPORTS
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
+from dsd_ros.bringup.processes import Child, ProcessGroup, how_it_ended, use_own_ros_domain
+from dsd_ros.bringup.systems import plan, values_of
 from dsd_ros.cli.arguments import STDOUT, output_file
 from dsd_ros.cli.demo import SCENARIOS, DemoSettings
 from dsd_ros.cli.shared import (
@@ -31,8 +33,6 @@ from dsd_ros.environment import check_environment
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.paths import user_path
 from dsd_ros.robot.sim.world import World
-from dsd_ros.ros.bringup import plan, values_of
-from dsd_ros.ros.processes import Child, ProcessGroup, how_it_ended, use_own_ros_domain
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _READY_LIMIT_S = 180.0
 _RECORDER_LIMIT_S = 15.0  # then the run starts without it
 _VIEW = "view_node"
-_OWN = {"namespace", "domain"}  # arguments that would separate the demo from its own nodes
+_OWN = {"namespace"}  # arguments that would separate the demo from its own nodes
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 

@@ -30,8 +30,8 @@ def command(args: RecordArguments) -> int:
     from dsd_ros.environment import check_environment
 
     check_environment()
+    from dsd_ros.bringup.systems import PER_ROBOT
     from dsd_ros.nodes.record_node import RecordNode
-    from dsd_ros.ros.bringup import PER_ROBOT
     from dsd_ros.ros.running import run_node
 
     given = {"directory": args.directory, "camera_hz": args.camera_hz, "topics": ",".join(args.topic)}

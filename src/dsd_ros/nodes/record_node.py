@@ -50,8 +50,6 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-p
 class RecordNode(RunnableNode):
     """See the module. Only the writer's thread uses the bag."""
 
-    topics_come_later = True
-
     def __init__(self, given: dict[str, Any] | None = None) -> None:
         """:param given: parameters in addition to those of the command line."""
         overrides = [Parameter(name, value=value) for name, value in (given or {}).items()]

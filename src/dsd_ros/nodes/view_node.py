@@ -37,8 +37,6 @@ _MOVED_M, _TURNED_RAD = 0.005, 0.01
 class ViewNode(RunnableNode):
     """See the module."""
 
-    topics_come_later = True
-
     def __init__(self) -> None:
         super().__init__("view_node")
         settings = declare(self, ViewNodeSettings, adopt=self._adopt)

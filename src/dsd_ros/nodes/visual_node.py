@@ -2,8 +2,8 @@
 """What RViz shows beside the driver's topics: the picture with its overlay, paths and markers.
 
 The node subscribes and draws only while its topics have subscribers, which it checks every half second. Earlier events
-are not shown: the path begins when the first subscriber comes. Next to the live page, the node is a guest in
-view_node's process, which receives and draws for both.
+are not shown: the path begins when the first subscriber comes. With view_node's parameter ``visual``, the node is a
+guest in that node's process, which receives and draws for both.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class VisualNode(RunnableNode):
 
     :param host: the node whose process hosts this one; it calls :meth:`look_around` and :meth:`show`.
     """
-
-    topics_come_later = True
 
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))

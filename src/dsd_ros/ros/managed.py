@@ -28,7 +28,6 @@ from dsd_ros.ros import health
 from dsd_ros.ros.parameters import NodeParameters
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError, RunnableNode
 from dsd_ros.ros.settings import ManagedSettings
-from dsd_ros.ros.topic_node import OverrideError
 from dsd_ros.wire.channel import Backoff, LinkError
 
 _EXPECTED = (ValueError, OSError, RuntimeError, LinkError)  # what a hook may raise in normal operation
@@ -54,8 +53,6 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     :param heartbeat: publish the node's name on ``dsd/heartbeat`` in every state, to show that the process is alive.
     :param options: rclpy's, e.g. ``context``.
     """
-
-    topics_come_later = True
 
     def __init__(
         self, name: str, schema: type[NodeSettings], hardware: str = "", heartbeat: bool = False, **options: Any
@@ -161,13 +158,6 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
             starting = not self._by_hand and time.monotonic() < self._calm_until
             return self._not_done(sentence, health.WARN, calm=starting)
         self._active = True
-        try:
-            self.check_overrides(complete=True)
-        except OverrideError as error:
-            self._end()
-            if not self._by_hand:
-                self.give_up(str(error), EXIT_BAD_START)
-            return self._not_done(str(error), health.ERROR)
         return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:

@@ -20,7 +20,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from dsd_ros.ros.settings import CONFIGURE, LIVE, START, ParameterSpec, specs
-from dsd_ros.ros.topic_node import given_by_name, nearest
+from dsd_ros.ros.topic_node import nearest
 from dsd_ros.shown import masked
 
 Settings = TypeVar("Settings")
@@ -40,19 +40,17 @@ _CHANGES = {
 
 
 class ParameterError(ValueError):
-    """A parameter that is missing, unknown, of the wrong type or out of range; one sentence."""
+    """A parameter that is missing, of the wrong type or out of range; one sentence."""
 
 
 class NodeParameters(Generic[Settings]):
     """A node's parameters, as the settings dataclass whose fields they are.
 
-    A parameter that the node lacks, and rclpy would silently drop, is an error where it is given to this node by its
-    name, e.g. misspelt in its parameter file. Otherwise it may be meant for another node, and is only warned of.
+    A parameter that the node lacks, and rclpy would silently drop, is warned of: it may be misspelt.
 
     :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
     :param adopt: called with new settings when live parameters change; refuses them by a ValueError of one sentence.
-    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when the
-        node is given a parameter by its name that it lacks.
+    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it.
     """
 
     def __init__(
@@ -72,7 +70,8 @@ class NodeParameters(Generic[Settings]):
         given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
         unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
         if unknown:
-            _refuse_or_warn(node, unknown, list(self._specs))
+            names = ", ".join(f"'{name}'{nearest(name, self._specs)}" for name in unknown)
+            node.get_logger().warning(f"The node '{node.get_name()}' has no parameter {names}: ignored.")
         node.add_on_set_parameters_callback(self._on_set)
 
     def configure(self) -> Settings:
@@ -112,16 +111,6 @@ def declare(
 ) -> Settings:
     """The settings of a node as it starts; see :class:`NodeParameters`."""
     return NodeParameters(node, schema, host, adopt).settings
-
-
-def _refuse_or_warn(node: Node, unknown: list[str], declared: list[str]) -> None:
-    named = given_by_name(node.get_name())
-    refused = [name for name in unknown if name in named]
-    names = ", ".join(f"'{name}'{nearest(name, declared)}" for name in refused or unknown)
-    sentence = f"The node '{node.get_name()}' has no parameter {names}"
-    if refused:
-        raise ParameterError(f"{sentence}; correct its section of the parameter file.")
-    node.get_logger().warning(f"{sentence}: ignored.")
 
 
 def _made(schema: type, values: dict[str, Any], prefix: str = "") -> Any:

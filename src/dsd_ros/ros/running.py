@@ -129,9 +129,6 @@ def run_node(
         # rclpy's own handlers would invalidate the context before a last command can be published.
         rclpy.init(args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO)
         node = make()
-        for each in (node, *node.guests):
-            if isinstance(each, TopicNode):
-                each.check_overrides(complete=not each.topics_come_later)
         starting = False
     except _Interrupted:
         return _leave(None, EXIT_OK)

@@ -8,15 +8,10 @@ generator of config/*.yaml read it, too.
 from __future__ import annotations
 
 import os
-import re
-import tempfile
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import yaml
 
 from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.cloud.settings import (
@@ -42,13 +37,14 @@ from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
-from dsd_ros.ros.bringup import TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.credentials import Tokens
     from dsd_ros.decoding.constraint import ReplyForm
 
+TRANSPORTS = ("dds", "websocket")
+STORAGES = ("mcap", "sqlite3")  # of bags
 CONSTRAIN = ("none", "grammar")
 
 
@@ -502,91 +498,3 @@ def parameter(node: str, name: str) -> ParameterSpec:
         if spec.name == name:
             return spec
     raise KeyError(f"{node} has no parameter '{name}'")
-
-
-Layer = Path | Mapping[str, Any]
-
-
-def merged(node: str, namespace: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A node's parameters by full name, and apart from them those that it lacks, of sections for any node.
-
-    Each layer, a parameter file or values, overrides those before it.
-    ROS itself would not keep this order: of two files that name the node by different patterns, the pattern that comes
-    first in any file loses. A relative section ("draft_node:") applies in every namespace, as in Nav2's files.
-
-    :param layers: text among values is read as the parameter's type.
-    :raises ValueError: for a file that is missing, is not YAML or has no parameters; one sentence.
-    """
-    known = {spec.name: spec for spec in specs(NODES[node])}
-    found: dict[str, Any] = {}
-    foreign: dict[str, Any] = {}  # the node warns of these, and refuses the same names in a section of its own
-    for layer in layers:
-        if isinstance(layer, Path):
-            for pattern, section in sections(layer):
-                if _applies(pattern, namespace, node):
-                    for name, value in flat(section).items():
-                        (foreign if pattern.endswith("*") and name not in known else found)[name] = value
-        else:
-            found |= {
-                name: known[name].read(value) if name in known and isinstance(value, str) else value
-                for name, value in layer.items()
-            }
-    return found, foreign
-
-
-def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Layer], values: Mapping[str, Any]) -> Path:
-    """A temporary parameter file for one process; the caller removes it.
-
-    :param nodes: of the process. The first gets everything, the others what the files and use_sim_time say.
-    """
-    files = [layer for layer in layers if isinstance(layer, Path)]
-    clock = {name: value for name, value in values.items() if name == "use_sim_time"}
-    written: dict[str, dict[str, Any]] = {"/**": {}}
-    for node in nodes:
-        found, foreign = merged(node, namespace, [*layers, values] if node == nodes[0] else [*files, clock])
-        written["/**"] |= foreign
-        written[f"/**/{node}"] = found
-    content = {pattern: {"ros__parameters": given} for pattern, given in written.items() if given}
-    with tempfile.NamedTemporaryFile("w", prefix=f"{nodes[0]}_", suffix=".yaml", delete=False) as made:
-        yaml.safe_dump(content, made)
-    return Path(made.name)
-
-
-def sections(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The sections of a parameter file: the pattern of the nodes' names, and the parameters."""
-
-    def walk(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                if "ros__parameters" in value:
-                    given = value["ros__parameters"]
-                    yield f"{prefix}{key}", given if isinstance(given, dict) else {}
-                else:
-                    yield from walk(value, f"{prefix}{key}/")
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"The parameter file {file} cannot be read: {' '.join(str(error).split())}.") from error
-    found = list(walk(content, "")) if isinstance(content, dict) else []
-    if not found:
-        raise ValueError(
-            f"The parameter file {file} has no section NODE: ros__parameters: ...; write one, or leave it."
-        )
-    return found
-
-
-def _applies(pattern: str, namespace: str, node: str) -> bool:
-    """Whether a section is for this node: * stands for one name, ** for any number of them."""
-    form = re.escape("/" + pattern.strip("/")).replace(r"/\*\*", r"(/\w+)*").replace(r"\*", r"\w+")
-    place = f"/{namespace.strip('/')}".rstrip("/")
-    names = {f"{place}/{node}"} | (set() if pattern.startswith("/") else {f"/{node}"})
-    return any(re.fullmatch(form, name) for name in names)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested parameters by full name ("decode.mode")."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found

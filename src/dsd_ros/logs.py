@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ FIELDS = (
     "robot", "session", "reply", "round", "mode", "drafted", "accepted", "tokens", "rounds", "tau", "seconds", "code",
     "attempt",
 )  # fmt: skip
-LINES_PER_SECOND = 200  # below warnings, so that a peer cannot fill a disk
 
 
 @dataclass(frozen=True)
@@ -98,37 +96,11 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # no generic cl
         return sys.stderr
 
 
-class RateLimit(logging.Filter):
-    """Passes at most ``most`` lines below a warning per second, and reports how many it dropped."""
-
-    def __init__(self, most: int = LINES_PER_SECOND) -> None:
-        super().__init__()
-        self._most = most
-        self._lock = threading.Lock()
-        self._second = 0
-        self._lines = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
-            return True
-        with self._lock:
-            second, left_out = int(time.monotonic()), 0
-            if second != self._second:
-                left_out = max(0, self._lines - self._most)
-                self._second, self._lines = second, 0
-            self._lines += 1
-            if left_out:
-                record.msg = f"{record.getMessage()} ({left_out} lines before this were left out)"
-                record.args = None
-            return self._lines <= self._most
-
-
 @contextmanager
 def logging_to_stderr(settings: LogSettings) -> Iterator[None]:
     """Log this package's lines from ``settings.log_level`` up, and other packages' warnings."""
     handler = _Stderr()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
-    handler.addFilter(RateLimit())
     root, package = logging.getLogger(), logging.getLogger(ROOT)
     before = package.level
     # Other packages' lines may hold secrets, e.g. the headers of a handshake.

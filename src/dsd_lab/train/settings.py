@@ -172,7 +172,7 @@ class ReaderSettings:
 class ExitSettings:
     """Settings of `dsd-lab train exits`: on what the model says itself, or with ``data`` as the paper does."""
 
-    model: str = _set("", "model directory, hub id or GGUF file; text: SmolLM2-135M (default: the shipped target)")
+    model: str = _set("", "model directory or hub id; text: SmolLM2-135M (default: the shipped target)")
     data: Path | None = _set(None, "conversations, .jsonl or .json (default: what the model says itself)")
     layers: str = _set("all", "layers with an exit: all, or 2,4")
     rank: int | None = _set(None, "width of the adapters (default: hidden size / 8, at least 32)")

@@ -36,7 +36,7 @@ def flag(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) ->
     """A flag of a command.
 
     :param metadata: ``choices``: its values; ``metavar``: their name in the help; ``many``: it takes several values;
-        ``convert``: converts its text to a value; ``show``: False hides it.
+        ``convert``: converts its text to a value.
     """
     return _field(default, True, {"help": text, **metadata})
 
@@ -120,7 +120,7 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
     """What cyclopts needs to know about a field besides its type, default and help."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     known = item.metadata
-    given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show") if name in _UNDERSTOOD}
+    given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar") if name in _UNDERSTOOD}
     convert = known.get("convert")
     if convert is not None:
         given["converter"] = lambda _, tokens: convert(tokens[0].value)

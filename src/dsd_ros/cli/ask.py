@@ -42,7 +42,6 @@ class AskArguments:
     cloud_model: str = model_option("cloud's text")
     link: VerifierFlags = part(VerifierFlags)
     json: Path | None = json_option("the answer and its figures")
-    method: str = flag("", "moved to 'dsd-lab ask'", show=False)
 
 
 def command(args: AskArguments) -> int:
@@ -51,11 +50,6 @@ def command(args: AskArguments) -> int:
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
     without --verifier this process is the cloud as well. Example: dsd ask 'which chair do I like?'
     """
-    if args.method:
-        raise ValueError(
-            f"'dsd ask' answers by DRAGON only; the methods it is compared with are in 'dsd-lab ask --method "
-            f"{args.method}'"
-        )
     with working("loading PyTorch"):
         quick_import("torch")
         from dsd_ros.dragon.client import DragonClient

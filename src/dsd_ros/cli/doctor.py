@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from dsd_ros.cli.arguments import arguments, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
@@ -38,31 +39,14 @@ class DoctorArguments:
     json: Path | None = json_option("the findings")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. ``required`` is false for what only some set-ups need."""
+class Check(NamedTuple):
+    """What to look for on the machines of some roles, and the remedy where it is missing."""
 
+    roles: tuple[Role, ...]
     name: str
-    ok: bool
-    required: bool
-    detail: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """``find`` returns what was found, and raises an exception with a phrase for what is missing."""
-
-    name: str
-    find: Callable[[Role], str]
+    probe: Callable[[], str]  # what was found; raises an exception with a phrase for what is missing
     remedy: str
-    required: bool = True
-
-    def run(self, role: Role) -> Finding:
-        try:
-            return Finding(self.name, True, self.required, self.find(role))
-        except Exception as error:  # a broken ROS raises anything
-            return Finding(self.name, False, self.required, shown(error), self.remedy)
+    required: bool = True  # false for what only some set-ups need
 
 
 def command(args: DoctorArguments = DoctorArguments()) -> int:
@@ -70,44 +54,49 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
 
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
-    findings = [check.run(args.role) for roles, checks in _CHECKS if args.role in roles for check in checks]
-    findings.append(_token_check(args.token_file).run(args.role))
-    for finding in findings:
+    token = Check(_EVERY, "token file", lambda: _token(args.token_file), _MAKE_IT, required=bool(args.token_file))
+    findings = [_finding(check) for check in (*_CHECKS, token) if args.role in check.roles]
+    for one in findings:
         mark, colour = (
-            ("ok", "green") if finding.ok else ("MISSING", "red") if finding.required else ("optional", "yellow")
+            ("ok", "green") if one["ok"] else ("MISSING", "red") if one["required"] else ("optional", "yellow")
         )
-        print(f"{paint(mark, colour)}{'':{8 - len(mark)}} {finding.name:22} {finding.detail}")
-        if finding.remedy:
-            print(f"{'':8} {'':22} -> {finding.remedy}")
-    write_json(args.json, [asdict(finding) for finding in findings])
-    return EXIT_DONE if all(finding.ok for finding in findings if finding.required) else EXIT_GOAL_MISSED
+        print(f"{paint(mark, colour)}{'':{8 - len(mark)}} {one['name']:22} {one['detail']}")
+        if one["remedy"]:
+            print(f"{'':8} {'':22} -> {one['remedy']}")
+    write_json(args.json, findings)
+    return EXIT_DONE if all(one["ok"] for one in findings if one["required"]) else EXIT_GOAL_MISSED
 
 
-def _package(module: str, distribution: str, missing: str = "not installed") -> Callable[[Role], str]:
-    """A check for a Python package, which is not imported; finds its version."""
-
-    def find(_: Role) -> str:
-        if importlib.util.find_spec(module) is None:
-            raise LookupError(missing)
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            return "installed (no version metadata)"
-
-    return find
+def _finding(check: Check) -> dict[str, str | bool]:
+    """The result of a check."""
+    found: dict[str, str | bool] = {"name": check.name, "ok": True, "required": check.required, "remedy": ""}
+    try:
+        return found | {"detail": check.probe()}
+    except Exception as error:  # a broken ROS raises anything
+        return found | {"ok": False, "detail": shown(error), "remedy": check.remedy}
 
 
-def _modules(*names: str) -> Callable[[Role], str]:
-    """A check for modules that must import; finds their folders."""
-    return lambda _: ", ".join(str(Path(str(importlib.import_module(name).__file__)).parent) for name in names)
+def _package(module: str, distribution: str = "") -> str:
+    """The version of a Python package, which is not imported."""
+    if importlib.util.find_spec(module) is None:
+        raise LookupError("not installed")
+    try:
+        return version(distribution or module)
+    except PackageNotFoundError:
+        return "installed (no version metadata)"
 
 
-def _torch(_: Role) -> str:
+def _modules(*names: str) -> str:
+    """The folders of modules that must import."""
+    return ", ".join(str(Path(str(importlib.import_module(name).__file__)).parent) for name in names)
+
+
+def _torch() -> str:
     torch = importlib.import_module("torch")
     return f"{torch.__version__}, {torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'CPU only'}"
 
 
-def _four_bit(_: Role) -> str:
+def _four_bit() -> str:
     missing = [name for name in ("accelerate", "bitsandbytes") if not importlib.util.find_spec(name)]
     if missing:
         raise LookupError(f"without {' and '.join(missing)}")
@@ -132,7 +121,7 @@ print(f"{name} {version(name)} in {sys.prefix}, its plug-in loads")
 """
 
 
-def _vllm(_: Role) -> str:
+def _vllm() -> str:
     """The vLLM of this environment, or of the one that `make vllm-venv` makes, and whether its processes find us."""
     from dsd_ros.paths import share_directory
 
@@ -143,7 +132,7 @@ def _vllm(_: Role) -> str:
     return _in_a_process(_PLUGIN, sys.executable if here else str(apart))
 
 
-def _rclpy(_: Role) -> str:
+def _rclpy() -> str:
     from dsd_ros.environment import check_middleware, check_rclpy
 
     check_rclpy()
@@ -152,7 +141,7 @@ def _rclpy(_: Role) -> str:
     return f"{os.environ.get('ROS_DISTRO', 'from wheels')}, {_in_a_process(program)}"
 
 
-def _discovery(_: Role) -> str:
+def _discovery() -> str:
     from dsd_ros.environment import check_domain
 
     domain = check_domain(os.environ.get("ROS_DOMAIN_ID", ""))
@@ -170,13 +159,13 @@ def _in_a_process(program: str, python: str = sys.executable) -> str:
     return done.stdout.strip()
 
 
-def _ros2_launch(_: Role) -> str:
+def _ros2_launch() -> str:
     if (program := shutil.which("ros2")) is None:
         raise LookupError("not installed: `dsd demo` starts the same processes itself")
     return program
 
 
-def _rendering(_: Role) -> str:
+def _rendering() -> str:
     program = (
         "from dsd_ros.robot.sim.world import World\n"
         "from dsd_ros.robot.sim.simulator import Simulator\n"
@@ -189,10 +178,9 @@ def _rendering(_: Role) -> str:
     return _in_a_process(program)
 
 
-def _models(role: Role) -> str:
+def _models(*wanted: str) -> str:
     from dsd_ros.paths import models_directory
 
-    wanted = {Role.CLOUD: ("target",), Role.ROBOT: ("draft",)}.get(role, ("target", "draft"))
     root = models_directory()
     absent = [name for name in wanted if not (root / name / "config.json").is_file()]
     if absent:
@@ -200,37 +188,28 @@ def _models(role: Role) -> str:
     return ", ".join(wanted)
 
 
-def _token_check(path: str) -> Check:
-    """A check that the token file holds a token, and that only its owner can read it."""
+def _token(path: str) -> str:
+    """The token file holds a token, and only its owner can read it."""
+    from dsd_ros.wire.channel import read_token
 
-    def find(_: Role) -> str:
-        from dsd_ros.wire.channel import read_token
-
-        if not path:
-            raise LookupError("not given (--token-file): without a token, robot and verifier use loopback alone")
-        token = read_token(path)
-        mode = user_path(path).stat().st_mode & 0o777
-        if mode & 0o077:
-            raise PermissionError(f"other users of this machine can read {path} (mode {mode:03o})")
-        return f"{path}, {len(token)} characters"
-
-    remedy = "umask 077; openssl rand -hex 32 > FILE, the same on robot and verifier; an existing one: chmod 600 FILE"
-    return Check("token file", find, remedy, required=bool(path))
+    if not path:
+        raise LookupError("not given (--token-file): without a token, robot and verifier use loopback alone")
+    token = read_token(path)
+    mode = user_path(path).stat().st_mode & 0o777
+    if mode & 0o077:
+        raise PermissionError(f"other users of this machine can read {path} (mode {mode:03o})")
+    return f"{path}, {len(token)} characters"
 
 
-def _optional(name: str, find: Callable[[Role], str], remedy: str) -> Check:
-    return Check(name, find, remedy, required=False)
-
-
-def _unitree_sdk(role: Role) -> str:
-    _package("unitree_sdk2py", "unitree-sdk2py-dimos")(role)
-    cyclone = _package("cyclonedds", "cyclonedds")(role)
+def _unitree_sdk() -> str:
+    _package("unitree_sdk2py")
+    cyclone = _package("cyclonedds")
     if not cyclone.startswith("0.10"):
         raise LookupError(f"cyclonedds {cyclone}: crashes the 0.10 peers that a Go2 runs")
     return f"cyclonedds {cyclone}"
 
 
-def _live_page(_: Role) -> str:
+def _live_page() -> str:
     program = (
         "from urllib.request import urlopen\n"
         "from dsd_ros.observe.view.web import PageFeed, WebServer\n"
@@ -247,69 +226,63 @@ _CLOUD = (
     if _SOURCED
     else "pip install -r requirements/cloud.txt"
 )
-_EVERYWHERE = (
-    Check("python", lambda _: platform.python_version(), ""),
-    Check("torch", _torch, _CLOUD),
-    *(Check(name, _package(name, name), _CLOUD) for name in ("transformers", "safetensors", "msgspec", "websockets")),
-    Check("shipped models", _models, "check them out, name others with --model, or run `dsd-lab train pair`"),
-    _optional(
-        "qwen_vl_utils",
-        _package("qwen_vl_utils", "qwen-vl-utils"),
-        "pip install dsd_ros[real-models] (its resizing rule is built in)",
+_CV2 = "apt install python3-opencv" if _SOURCED else "pip install -r requirements/robot.txt"
+_OWN_MODELS = "check them out, name others with --model, or run `dsd-lab train pair`"
+_MAKE_IT = "umask 077; openssl rand -hex 32 > FILE, the same on robot and verifier; an existing one: chmod 600 FILE"
+_EVERY, _ROS = tuple(Role), (Role.LAPTOP, Role.ROBOT)
+_CHECKS = (
+    Check(_EVERY, "python", platform.python_version, ""),
+    Check(_EVERY, "torch", _torch, _CLOUD),
+    *(
+        Check(_EVERY, name, partial(_package, name), _CLOUD)
+        for name in ("transformers", "safetensors", "msgspec", "websockets")
     ),
-    _optional(
-        "vllm",
-        _vllm,
-        "for `dsd verifier --backend vllm`, in its own environment: make vllm-venv; on a GPU requirements/vllm.txt",
+    *(
+        Check((role,), "shipped models", partial(_models, *wanted), _OWN_MODELS)
+        for role, wanted in ((Role.LAPTOP, ("target", "draft")), (Role.ROBOT, ("draft",)), (Role.CLOUD, ("target",)))
     ),
-    _optional(
-        "4-bit quantization",
-        _four_bit,
-        "pip install accelerate bitsandbytes (CUDA only; int8 works on every CPU without them)",
-    ),
-)
-_WITH_ROS = (
-    Check("rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels"),
     Check(
-        "dsd_msgs",
-        _modules("dsd_msgs.msg", "dsd_msgs.action"),
+        _EVERY, "qwen_vl_utils", lambda: _package("qwen_vl_utils", "qwen-vl-utils"),
+        "pip install dsd_ros[real-models] (its resizing rule is built in)", False,
+    ),
+    Check(
+        _EVERY, "vllm", _vllm,
+        "for `dsd verifier --backend vllm`, in its own environment: make vllm-venv; on a GPU requirements/vllm.txt",
+        False,
+    ),
+    Check(
+        _EVERY, "4-bit quantization", _four_bit,
+        "pip install accelerate bitsandbytes (CUDA only; int8 works on every CPU without them)", False,
+    ),
+    Check(_ROS, "rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels"),
+    Check(
+        _ROS, "dsd_msgs", lambda: _modules("dsd_msgs.msg", "dsd_msgs.action"),
         "run `make setup`, or `colcon build` and source its install/setup.bash",
     ),
-    _optional(
-        "Go2 messages",
-        _modules("unitree_api.msg", "unitree_go.msg"),
-        "build unitree_api and unitree_go of github.com/unitreerobotics/unitree_ros2 and source that workspace, "
-        "or run `make setup`",
-    ),
-    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use"),
     Check(
-        "cv2",
-        _package("cv2", "opencv-python-headless"),
-        "apt install python3-opencv" if _SOURCED else "pip install -r requirements/robot.txt",
+        _ROS, "Go2 messages", lambda: _modules("unitree_api.msg", "unitree_go.msg"),
+        "build unitree_api and unitree_go of github.com/unitreerobotics/unitree_ros2 and source that workspace, "
+        "or run `make setup`", False,
     ),
-    _optional(
-        "cv_bridge",
-        _modules("cv_bridge.boost.cv_bridge_boost"),
-        "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)",
+    Check(
+        _ROS, "DDS discovery", _discovery,
+        "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use",
     ),
-    _optional("live page", _live_page, "let this user listen on 127.0.0.1; runs go on without the page"),
-    _optional("ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it"),
-)
-_LAPTOP = (
-    Check("mujoco", _package("mujoco", "mujoco"), "pip install -r requirements/sim.txt"),
-    Check("offscreen rendering", _rendering, "install Mesa's software renderer: apt install libosmesa6 (or libegl1)"),
-)
-_ROBOT = (
-    _optional(
-        "unitree_sdk2py",
-        _unitree_sdk,
-        "only for link: sdk: pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine joins "
-        "the robot's network",
+    Check(_ROS, "cv2", lambda: _package("cv2", "opencv-python-headless"), _CV2),
+    Check(
+        _ROS, "cv_bridge", lambda: _modules("cv_bridge.boost.cv_bridge_boost"),
+        "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)", False,
     ),
-)
-_CHECKS = (
-    (tuple(Role), _EVERYWHERE),
-    ((Role.LAPTOP, Role.ROBOT), _WITH_ROS),
-    ((Role.LAPTOP,), _LAPTOP),
-    ((Role.ROBOT,), _ROBOT),
-)
+    Check(_ROS, "live page", _live_page, "let this user listen on 127.0.0.1; runs go on without the page", False),
+    Check(_ROS, "ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it", False),
+    Check((Role.LAPTOP,), "mujoco", lambda: _package("mujoco"), "pip install -r requirements/sim.txt"),
+    Check(
+        (Role.LAPTOP,), "offscreen rendering", _rendering,
+        "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
+    ),
+    Check(
+        (Role.ROBOT,), "unitree_sdk2py", _unitree_sdk,
+        "only for link: sdk: pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine "
+        "joins the robot's network", False,
+    ),
+)  # fmt: skip

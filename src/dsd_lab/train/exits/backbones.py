@@ -26,17 +26,9 @@ from dsd_lab.train.replies import Speaker
 from dsd_lab.train.stages import Report
 from dsd_lab.worlds.phrases import instruction_for
 from dsd_lab.worlds.situations import Split
-from dsd_ros.paths import user_path
 from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.vlm.errors import ImageError, ModelError
-from dsd_ros.vlm.loading import (
-    ModelSettings,
-    file_fingerprint,
-    load_model,
-    model_fingerprint,
-    read_gguf,
-    resolve_directory,
-)
+from dsd_ros.vlm.loading import ModelSettings, load_model, model_fingerprint, resolve_directory
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER
 
@@ -75,12 +67,9 @@ class Backbone:
 
     @classmethod
     def load(cls, directory: Path, device: str, dtype: str) -> Backbone:
-        """The text model of a directory or GGUF file; ModelError if it is none."""
+        """The text model of a directory; ModelError if it is none."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        if directory.suffix == ".gguf":
-            hf, tokenizer = read_gguf(directory, ModelSettings(str(directory), dtype=dtype))
-            return cls(hf.to(device), directory, file_fingerprint(directory), tokenizer)
         options = {"use_safetensors": True, "local_files_only": True}
         try:
             hf: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=getattr(torch, dtype), **options)
@@ -182,10 +171,7 @@ class VlmBackbone(Backbone):
 
 
 def load_backbone(path: str, device: str = "cpu", dtype: str = "float32") -> Backbone:
-    """The model of a directory, hub id or GGUF file, of either kind; ModelError if it is neither."""
-    file = user_path(path)
-    if file.suffix == ".gguf" and file.is_file():
-        return Backbone.load(file, device, dtype)
+    """The model of a directory or hub id, of either kind; ModelError if it is neither."""
     directory = resolve_directory(path)
     try:
         kind = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("model_type")

@@ -30,7 +30,6 @@ from dsd_lab.train.exits.self_written import self_written_examples
 from dsd_lab.train.settings import ExitSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
 from dsd_ros.vlm.exits import ExitAdapters, load_exits
-from dsd_ros.vlm.loading import exits_home
 
 CONFIDENT = 0.95
 _EPOCHS = 10.0
@@ -68,7 +67,7 @@ def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[st
         train, held = conversation_examples(settings.data, backbone, settings.context, settings.held_out, settings.seed)
     exits, figures = fit(settings, backbone, train, tell)
     tell("measuring", 1.0)
-    folder = settings.out or exits_home(backbone.directory)
+    folder = settings.out or backbone.directory
     exits.save(folder, backbone.fingerprint)
     loaded = load_exits(
         folder, backbone.fingerprint, backbone.hidden_size, backbone.num_layers, torch.float32, backbone.device

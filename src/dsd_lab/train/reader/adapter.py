@@ -27,8 +27,8 @@ from dsd_lab.train.model import swap_directory
 from dsd_lab.train.reader.facts import Asked, Page, draw_page, language
 from dsd_lab.train.settings import ReaderSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
-from dsd_ros.vlm.adapters import ADAPTER_FILE, Adapter, packaged_gguf, read_adapter, save_adapter
-from dsd_ros.vlm.loading import file_fingerprint, read_gguf
+from dsd_ros.vlm.adapters import ADAPTER_FILE, Adapter, base_directory, read_adapter, save_adapter
+from dsd_ros.vlm.loading import file_fingerprint, load_model
 from dsd_ros.vlm.prompts import CHAT_TEMPLATE, DOCUMENT_PROMPT
 from dsd_ros.vlm.settings import ModelSettings
 
@@ -221,14 +221,13 @@ def train_adapter(
     assert s.batch is not None and s.rate is not None and s.save_seconds is not None
     device = torch_device(s.device)
     torch.set_num_threads(s.threads)
-    base = packaged_gguf(BASE)
+    base = base_directory(BASE)
     # Without AMX, a CPU multiplies matrices of float32 half as fast again as those of bfloat16 (measured).
     quick = device.type != "cpu" or any(there for name, there in torch.cpu.get_capabilities().items() if "amx" in name)
-    model, wrapped = read_gguf(base, ModelSettings(str(base), dtype="bfloat16" if quick else "float32"))
-    model.to(device)
-    tokenizer = wrapped.backend_tokenizer
+    loaded = load_model(ModelSettings(str(base), dtype="bfloat16" if quick else "float32"), exits=False)
+    model, tokenizer = loaded.hf.to(device), loaded.tokenizer
     adapters = attach(model.model, s.rank, s.seed).to(device)
-    fingerprint = file_fingerprint(base)
+    fingerprint = model.config.gguf_fingerprint
     if s.begin is not None:
         begin_with(adapters, s.begin, fingerprint)
     s.cache.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,8 @@ from asking import Letters, Shelf, in_one_thread
 from stranger import Stranger
 from table_model import TableModel
 
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine

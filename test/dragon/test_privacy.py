@@ -18,7 +18,8 @@ from msgspec.structs import replace as changed
 from rclpy.serialization import serialize_message
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.ablations import EVIDENCE, AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import EVIDENCE, AblationClient, AblationServer
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.packing import id_bits, pack_ids
 from dsd_ros.ros.dds_channel import to_ros
 from dsd_ros.vlm.loading import ModelSettings, load_model

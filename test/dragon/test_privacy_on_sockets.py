@@ -9,7 +9,8 @@ from table_model import TableModel
 from tcp_tap import TcpTap, unmasked
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings

@@ -13,7 +13,8 @@ from lossy_channel import LossyChannel
 from msgspec.structs import replace
 from table_model import TableModel
 
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_ros.dragon.answers import AnswerRefused, SentenceSource, sources_of
 from dsd_ros.dragon.client import DragonClient

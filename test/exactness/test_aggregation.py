@@ -15,7 +15,8 @@ from asking import Letters, Shelf, in_one_thread
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.links.proxy import LinkProxy
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from dsd_lab.dragon import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationServer, AblationSettings
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cli.ask import AskArguments, answer_by
 
@@ -27,6 +27,7 @@ def command(args: AskMethodArguments) -> int:
 
     As 'dsd ask'; most methods need the cloud in this process, so no verifier.
     """
+    from dsd_lab.dragon.ablations import AblationServer
     from dsd_lab.dragon.baseline_service import BaselineService
     from dsd_lab.dragon.baselines import open_session
 

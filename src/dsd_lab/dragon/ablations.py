@@ -8,13 +8,13 @@ distribution travels; lossy-nucleus: a nucleus of 0.8, as in the paper's code, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
+from dsd_lab.dragon.settings import EVIDENCE, RANDOMNESS, AblationSettings
 from dsd_lab.papers.dragon_schedules import SCHEDULES, Schedule
 from dsd_ros.decoding.aggregation import Decision, Draws, Head, Known, Offer, Undecided, decide, head_of
 from dsd_ros.decoding.packing import (
@@ -29,38 +29,12 @@ from dsd_ros.decoding.sampling import sample
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.server import DragonServer
-from dsd_ros.dragon.settings import HEAD, SIDES, AggregationSettings
+from dsd_ros.dragon.settings import SIDES
 from dsd_ros.dragon.side import AnswerSide
 from dsd_ros.dragon.state import AggregationState
-from dsd_ros.options import option
 from dsd_ros.wire.messages import Proposal, Question
 
-RANDOMNESS = ("shared", "independent")
-EVIDENCE = ("sparse", "full", "lossy-nucleus")
 NUCLEUS = 0.8  # probability mass that "lossy-nucleus" evidence keeps, as in the paper's code
-
-
-@dataclass(frozen=True)
-class AblationSettings(AggregationSettings):
-    """``AggregationSettings``, and what the paper varies."""
-
-    randomness: str = option(
-        "shared",
-        "how sampled tokens are drawn. shared: with noise that both sides derive from the seed; independent: each "
-        "side with its own, as in the DRAGON paper",
-        choices=RANDOMNESS,
-    )
-    evidence: str = option(
-        "sparse",
-        "what travels of a side's distribution. sparse: its decisive tokens and a bound on the others; full: all of "
-        "it; lossy-nucleus: a nucleus of 0.8, which is not exact",
-        choices=EVIDENCE,
-    )
-    head: int = option(HEAD, "tokens in sparse evidence", 1, 4096)
-    schedule: str = option(
-        "auto", "which side aggregates. auto: by cost; delta-z: by the DRAGON paper's rule", choices=SCHEDULES
-    )
-    aggregator: str = option("device", "side that begins to aggregate", choices=SIDES)
 
 
 class AblationState(AggregationState):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from dsd_lab.dragon import IN_STEP, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationSettings, unpack_evidence
+from dsd_lab.dragon.ablations import AblationClient, unpack_evidence
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     KEYS,
@@ -38,6 +38,7 @@ from dsd_lab.dragon.baseline_service import (
     unpack_document,
     unpack_sequence,
 )
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.packing import PackingError

@@ -18,11 +18,12 @@ from typing import Any
 from dsd_lab.bench.pace import Pace
 from dsd_lab.bench.scenes import BATCH_GROWTH
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
 from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
 from dsd_lab.dragon.corpus import ASKED, QUESTIONS, SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.dragon.recorded import RecordedModel, Rows
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, Row, cell, check_range, header, render_template, table

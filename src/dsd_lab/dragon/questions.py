@@ -23,11 +23,12 @@ import torch
 
 from dsd_lab.bench.real import two_cores
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationServer
 from dsd_lab.dragon.baseline_service import WANTED, BaselineService
 from dsd_lab.dragon.baselines import open_session
 from dsd_lab.dragon.bench import AnswerVariant, link_profile
 from dsd_lab.dragon.corpus import Passages
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel
 from dsd_lab.pair.held_out import HeldOut, verdict
 from dsd_lab.report import BenchError, Row, cell, check_range, header, ratio, share, table

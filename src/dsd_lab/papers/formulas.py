@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dsd_lab.papers import acceptance, dragon_simulator, proofs, theory
+from dsd_lab.papers import acceptance, dragon_schedules, dragon_simulator, proofs, theory
 from dsd_lab.papers.theory import TheoryError
 from dsd_ros.dragon import scheduler
 
@@ -29,7 +29,7 @@ _OF_NUMBERS: tuple[Callable[..., Any], ...] = (
     proofs.accepted_tokens, proofs.nodes, proofs.distributions, proofs.distribution_seconds, proofs.dsd_comm_seconds,
     proofs.dssd_comm_seconds, proofs.round_seconds, proofs.speedup, proofs.payload, proofs.predict_proof,
     acceptance.truncation_bounds, acceptance.total_acceptance, acceptance.candidate_bounds, acceptance.coupled_bound,
-    scheduler.latency, scheduler.delta_z,
+    dragon_schedules.latency, scheduler.delta_z,
 )  # fmt: skip
 FORMULAS = {formula.__name__: formula for formula in _OF_NUMBERS} | {"dragon_speedup": dragon_simulator.speedup}
 

@@ -10,7 +10,7 @@ from table_model import TableModel
 from tiny_text import make_tiny_text
 
 from dsd_lab.dragon import METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationServer, AblationSettings
+from dsd_lab.dragon.ablations import AblationClient, AblationServer
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     SEQUENCE,
@@ -22,6 +22,7 @@ from dsd_lab.dragon.baseline_service import (
     unpack_sequence,
 )
 from dsd_lab.dragon.baselines import BaselineSession, open_session
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerRefused

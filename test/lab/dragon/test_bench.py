@@ -15,7 +15,6 @@ from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
 from dsd_lab.dragon import METHODS, bench as dragon_bench
-from dsd_lab.dragon.ablations import AblationSettings
 from dsd_lab.dragon.bench import (
     VARIANTS,
     DragonBench,
@@ -30,6 +29,7 @@ from dsd_lab.dragon.bench import (
 from dsd_lab.dragon.corpus import ASKED, Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, render as render_lm, score_window
 from dsd_lab.dragon.recorded import RecordedModel, Rows
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture

@@ -117,7 +117,6 @@ def test_the_go2s_driver_belongs_to_the_robot():
         ("demo", {"sede": "1"}, "no argument 'sede'"),
         ("demo", {"driver": "none"}, "no argument 'driver'"),
         ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
-        ("demo", {"robot": "cat"}, "'cat' is no robot"),
         ("robot", {"mode": "telepathy"}, "'telepathy' is no mode; choose from stream, ar, dsd"),
     ],
 )

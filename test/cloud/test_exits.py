@@ -14,7 +14,7 @@ from table_model import TableModel
 from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.exits import ExitListener, ExitRules, Voice
+from dsd_ros.cloud.exits import ExitListener, ExitRules, RoundExits
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.decoding.settings import DecodeSettings
@@ -193,7 +193,7 @@ def listener(rows, said, clock=None, judge=None, cost=0.0, **rules):
     layers = tuple(range(1, len(rows) + 1))
     model = SimpleNamespace(exits=SimpleNamespace(layers=layers, logits=logits), num_layers=len(rows) + 1)
     chosen = ExitRules(**({"layers": layers, "min_confidence": 0.0, "share": 1.0} | rules))
-    return ExitListener(model, [Voice(chosen, judge or first, lambda *a: said.append(a))], clock)
+    return ExitListener(model, [RoundExits(chosen, judge or first, lambda *a: said.append(a))], clock)
 
 
 def peaked(token: int, height: float) -> torch.Tensor:

@@ -11,7 +11,18 @@ from joint import chi_squared
 from table_model import TableModel
 
 from dsd_ros.decoding import aggregation
-from dsd_ros.decoding.aggregation import Decision, Draws, Head, Known, Offer, Undecided, decide, eta, head_of, mixture
+from dsd_ros.decoding.aggregation import (
+    BoundedDistribution,
+    Decision,
+    Head,
+    IndependentDraws,
+    SideDraft,
+    Undecided,
+    decide,
+    eta,
+    head_of,
+    mixture,
+)
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import SamplingError
 
@@ -45,7 +56,7 @@ def sampled(p: torch.Tensor, generator: np.random.Generator) -> int:
     return int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
 
 
-def answered(device: Offer, cloud: Offer, rows, noise, draws=None) -> tuple[Decision, list[int]]:
+def answered(device: SideDraft, cloud: SideDraft, rows, noise, draws=None) -> tuple[Decision, list[int]]:
     """The decision, with every question answered from the ``rows``; and how many ids each asked for."""
     asked = []
     while isinstance(found := decide(device, cloud, noise, draws), Undecided):
@@ -58,18 +69,21 @@ def answered(device: Offer, cloud: Offer, rows, noise, draws=None) -> tuple[Deci
     return found, asked
 
 
-def whole_offers(rows, tokens, weights=WEIGHTS) -> list[Offer]:
-    return [Offer(token, weight, Known.whole(row)) for row, token, weight in zip(rows, tokens, weights, strict=True)]
+def whole_offers(rows, tokens, weights=WEIGHTS) -> list[SideDraft]:
+    return [
+        SideDraft(token, weight, BoundedDistribution.whole(row))
+        for row, token, weight in zip(rows, tokens, weights, strict=True)
+    ]
 
 
-def seen_by(side: int, rows, tokens, weights, noise, size: int, loose=1.0) -> list[Offer]:
+def seen_by(side: int, rows, tokens, weights, noise, size: int, loose=1.0) -> list[SideDraft]:
     """What the aggregator on side 0 or 1 holds: its own row, and the other's head."""
     found = whole_offers(rows, tokens, weights)
     other = 1 - side
     head = head_of(rows[other], noise, size, tokens[other])
     head = head._replace(bound=head.bound * loose)
-    known = Known.of_head(head, len(rows[other]), noise)
-    found[other] = Offer(tokens[other], weights[other], known)
+    known = BoundedDistribution.of_head(head, len(rows[other]), noise)
+    found[other] = SideDraft(tokens[other], weights[other], known)
     return found
 
 
@@ -104,7 +118,7 @@ class Tables:
                 draws = None
                 if independent:
                     tokens = [sampled(rows[s], generators[s]) for s in (0, 1)]
-                    draws = Draws(*generators[2].random(2))
+                    draws = IndependentDraws(*generators[2].random(2))
                 else:
                     tokens = [choose(row, noise) for row in rows]
                 if sparse:
@@ -147,7 +161,7 @@ def check_sparse(generator, size, spread, spread_other, scheme, kept, weights, l
     draws = None
     if scheme == "algorithm 1":
         tokens = [sampled(row, generator) for row in rows]
-        draws = Draws(*generator.random(2))
+        draws = IndependentDraws(*generator.random(2))
     elif noise is None:
         tokens = [int(row.argmax()) for row in rows]
     else:
@@ -266,7 +280,7 @@ def test_vocabularies_may_be_padded_differently(scheme, side):
         padded = [torch.cat([rows[0], torch.zeros(4)]), rows[1]]
         noise = None if scheme == "greedy" else gumbel(7, number, 0, 16)
         tokens = [sampled(row, generator) for row in rows]
-        draws = Draws(*generator.random(2)) if scheme == "algorithm 1" else None
+        draws = IndependentDraws(*generator.random(2)) if scheme == "algorithm 1" else None
         expected = decide(*whole_offers(padded, tokens), noise, draws)
         assert decide(*whole_offers(rows, tokens), noise, draws) == expected
         found, _ = answered(*seen_by(side, rows, tokens, WEIGHTS, noise, 2), rows, noise, draws)
@@ -289,7 +303,7 @@ def test_equal_rows_accept_whatever_the_draws_are():
         for side, token in product((0.0, 0.75), range(3)):
             tokens = [token, token]
             for keep in (0.0, 0.5, 1.0 - 2.0**-53):
-                draws = Draws(side, keep)
+                draws = IndependentDraws(side, keep)
                 found = decide(*whole_offers([row, row], tokens, weights), noise, draws)
                 assert found == Decision(token, True, True)
                 for seeing in (0, 1):
@@ -345,17 +359,17 @@ def head(ids, values, bound) -> Head:
 )
 def test_a_head_that_no_distribution_has_is_refused(hostile, reason):
     with pytest.raises(SamplingError, match=reason):
-        Known.of_head(hostile, 8, None)
+        BoundedDistribution.of_head(hostile, 8, None)
 
 
 def test_a_bound_too_low_under_noise_is_refused():
     row, noise = random_row(np.random.default_rng(8), 100, 1.0), gumbel(1, 1, 1, 100)
     right = head_of(row, noise, 8, 3)
-    Known.of_head(right, 100, noise)
+    BoundedDistribution.of_head(right, 100, noise)
     with pytest.raises(SamplingError, match="too low"):
-        Known.of_head(right._replace(bound=right.bound / 100), 100, noise)
+        BoundedDistribution.of_head(right._replace(bound=right.bound / 100), 100, noise)
     with pytest.raises(SamplingError, match="noise is for 50"):
-        Known.of_head(right, 100, noise[:50])
+        BoundedDistribution.of_head(right, 100, noise[:50])
 
 
 def test_a_head_bounds_every_other_token_and_holds_the_draft():
@@ -370,14 +384,14 @@ def test_a_head_bounds_every_other_token_and_holds_the_draft():
         assert (row[found.ids].numpy() == found.values).all()
         assert found.values.dtype == np.float32
         assert found.bound == float(np.float32(found.bound))
-        known = Known.of_head(found, 50, noise)
+        known = BoundedDistribution.of_head(found, 50, noise)
         assert (known.lo <= row.numpy()).all()
         assert (row.numpy() <= known.hi).all()
 
 
 def test_what_contradicts_a_head_is_refused_and_changes_nothing():
     row = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05])
-    known = Known.of_head(head_of(row, None, 2, 0), 5, None)
+    known = BoundedDistribution.of_head(head_of(row, None, 2, 0), 5, None)
     before = known.lo.copy(), known.hi.copy()
     for ids, values, reason in (
         ([2], [0.3], "contradicts"),  # above the bound
@@ -403,7 +417,7 @@ def test_what_contradicts_a_head_is_refused_and_changes_nothing():
 @pytest.mark.parametrize("row", [[0.5, 0.4], [1.5, -0.5], [np.nan, 1.0], [[1.0]], []])
 def test_a_row_that_is_no_distribution_is_refused(row):
     with pytest.raises(SamplingError, match="distribution is invalid"):
-        Known.whole(torch.tensor(row))
+        BoundedDistribution.whole(torch.tensor(row))
 
 
 def test_offers_that_no_side_can_make_are_refused():
@@ -419,7 +433,7 @@ def test_offers_that_no_side_can_make_are_refused():
         with pytest.raises(SamplingError, match=reason):
             decide(*whole_offers(rows, tokens, weights), None)
     with pytest.raises(SamplingError, match="noise"):
-        decide(*whole_offers(rows, [1, 0]), None, Draws(0.1, 0.1))
+        decide(*whole_offers(rows, [1, 0]), None, IndependentDraws(0.1, 0.1))
     with pytest.raises(SamplingError, match="noise is for 1 "):
         decide(*whole_offers(rows, [1, 0]), np.zeros(1))
     with pytest.raises(SamplingError, match="outside its distribution over 2"):

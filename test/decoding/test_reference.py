@@ -13,7 +13,7 @@ from law import joint_law, law
 from scipy import stats
 
 from dsd_ros.decoding import reference
-from dsd_ros.decoding.aggregation import Draws, Known, Offer, decide
+from dsd_ros.decoding.aggregation import BoundedDistribution, IndependentDraws, SideDraft, decide
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.reference import (
     aggregate,
@@ -113,9 +113,9 @@ def test_the_products_aggregation_equals_the_reference():
     rng = np.random.default_rng(1)
     for number in range(2500):
         x_l, x_r = reference.draw(p_l, rng), reference.draw(p_r, rng)
-        device = Offer(x_l, float(np.log(eta)), Known.whole(p_l))
-        cloud = Offer(x_r, float(np.log(1 - eta)), Known.whole(p_r))
-        found = decide(device, cloud, gumbel(7, 1, number, 3), Draws(rng.random(), rng.random()))
+        device = SideDraft(x_l, float(np.log(eta)), BoundedDistribution.whole(p_l))
+        cloud = SideDraft(x_r, float(np.log(1 - eta)), BoundedDistribution.whole(p_r))
+        found = decide(device, cloud, gumbel(7, 1, number, 3), IndependentDraws(rng.random(), rng.random()))
         counts[(x_l, x_r, *found)] += 1
     chances = np.array(list(expected.values()))
     assert stats.chisquare(list(counts.values()), 2500 * chances / chances.sum()).pvalue > 1e-3

@@ -22,7 +22,7 @@ import torch
 from dsd_lab.bench.gpu_models import SIZES_FILE, build_model, four_bit, read_sizes
 from dsd_lab.bench.profiles import ROBOT, load_profile
 from dsd_lab.report import BenchError, check_range, header, rounded, table
-from dsd_ros.cloud.exits import ExitListener, ExitRules, Voice
+from dsd_ros.cloud.exits import ExitListener, ExitRules, RoundExits
 from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -218,7 +218,7 @@ def _exit_times(model: VisionLanguageModel, sequence: Sequence, undo: Callable[[
             known[-1].append(1e3 * (time.perf_counter() - began))
             return DraftVerdict(0, chosen[0])
 
-        listener = ExitListener(model, [Voice(rules, judge, lambda *_: None)])
+        listener = ExitListener(model, [RoundExits(rules, judge, lambda *_: None)])
         sequence.verify(_tokens(model, _GAMMA), lambda index, hidden: listener(index, [hidden]))
         listener.harvest()
 

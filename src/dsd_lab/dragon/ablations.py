@@ -16,7 +16,16 @@ from msgspec.structs import replace
 
 from dsd_lab.dragon.settings import EVIDENCE, RANDOMNESS, AblationSettings
 from dsd_lab.papers.dragon_schedules import SCHEDULES, Schedule
-from dsd_ros.decoding.aggregation import Decision, Draws, Head, Known, Offer, Undecided, decide, head_of
+from dsd_ros.decoding.aggregation import (
+    BoundedDistribution,
+    Decision,
+    Head,
+    IndependentDraws,
+    SideDraft,
+    Undecided,
+    decide,
+    head_of,
+)
 from dsd_ros.decoding.packing import (
     pack_head,
     pack_kept,
@@ -46,22 +55,22 @@ class AblationState(AggregationState):
         # Algorithm 1's randomness, different for each attempt, so that no draw is repeated.
         key = [question.seed, question.reply, question.attempt, SIDES.index(side) + 1]
         self._drafting, self._deciding = (np.random.default_rng([*key, stream]) for stream in (1, 2))
-        self._draws: tuple[int, Draws] | None = None  # of a position: deciding again needs the same ones
+        self._draws: tuple[int, IndependentDraws] | None = None  # of a position: deciding again needs the same ones
 
     def _draw(self, p: torch.Tensor, position: int) -> int:
         return sample(p, self._drafting) if self._independent else super()._draw(p, position)
 
-    def _decide_offers(self, device: Offer, cloud: Offer, noise: np.ndarray | None) -> Decision | Undecided:
+    def _decide_offers(self, device: SideDraft, cloud: SideDraft, noise: np.ndarray | None) -> Decision | Undecided:
         if not self._independent:
             return super()._decide_offers(device, cloud, noise)
         if self._draws is None or self._draws[0] != len(self.tokens):
-            self._draws = len(self.tokens), Draws(*self._deciding.random(2).tolist())
+            self._draws = len(self.tokens), IndependentDraws(*self._deciding.random(2).tolist())
         return decide(device, cloud, noise, self._draws[1])
 
     def _evidence(self, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
         return pack_evidence(self.question, p, token, noise)
 
-    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> Known:
+    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> BoundedDistribution:
         return unpack_evidence(self.question, proposal, self._sizes[self.other], noise)
 
 
@@ -79,15 +88,17 @@ def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.nda
     return pack_kept([(ids, weights)], len(p))
 
 
-def unpack_evidence(question: Question, proposal: Proposal, vocab_size: int, noise: np.ndarray | None) -> Known:
+def unpack_evidence(
+    question: Question, proposal: Proposal, vocab_size: int, noise: np.ndarray | None
+) -> BoundedDistribution:
     """What a proposal says of a distribution over ``vocab_size`` tokens; PackingError or SamplingError if invalid."""
     data = proposal.evidence
     if question.evidence == "full":
-        return Known.whole(unpack_probabilities(data, vocab_size))
+        return BoundedDistribution.whole(unpack_probabilities(data, vocab_size))
     if question.evidence == "sparse":
-        return Known.of_head(Head(*unpack_head(data, vocab_size)), vocab_size, noise)
+        return BoundedDistribution.of_head(Head(*unpack_head(data, vocab_size)), vocab_size, noise)
     ((ids, weights),) = unpack_kept(data, 1, vocab_size)
-    return Known.whole(restored(ids, weights, vocab_size))
+    return BoundedDistribution.whole(restored(ids, weights, vocab_size))
 
 
 class AblationSide(AnswerSide):

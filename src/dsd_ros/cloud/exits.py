@@ -54,7 +54,7 @@ class ExitRules:
         return cls(layers, request.min_exit_confidence, share) if request.exits and share > 0.0 and layers else None
 
 
-class Voice(NamedTuple):
+class RoundExits(NamedTuple):
     """A round that exits speak for: ``say(verdict, layer, confidence)`` gets each new verdict; layers count from 1.
 
     ``mask`` takes what the reply's constraint does not allow out of logits (nodes + 1, V).
@@ -76,7 +76,7 @@ class ExitListener:
     """
 
     def __init__(
-        self, model: VisionLanguageModel, voices: Sequence[Voice], clock: Callable[[], float] = time.perf_counter
+        self, model: VisionLanguageModel, voices: Sequence[RoundExits], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         assert model.exits is not None
         self._model = model

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsd_ros.cloud.exits import ExitListener, Judge, Mask, Voice, confidence_of, unmasked
+from dsd_ros.cloud.exits import ExitListener, Judge, Mask, RoundExits, confidence_of, unmasked
 from dsd_ros.cloud.rounds import OnEarly, PendingPrompt, PendingRound, ReplyState, RoundRefused, Work
 from dsd_ros.cloud.verification import microseconds_since, take_recovered
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
@@ -38,7 +38,7 @@ class _Check:
     mask: Mask
     before: int  # tokens of the reply, for a pass that fails
     owed: int
-    voice: Voice | None = None
+    voice: RoundExits | None = None
 
     def undo(self) -> None:
         self.sequence.rollback(self.before)
@@ -120,7 +120,7 @@ class LocalTarget:
         # Of a tree that the robot finishes itself, no exit can name the outcome.
         told = not (round.session.splits and drafted.branches)
         if round.exits is not None and told and (len(tree) or draft.confirmed):
-            check.voice = Voice(round.exits, _forecaster(check), say, mask)
+            check.voice = RoundExits(round.exits, _forecaster(check), say, mask)
         return check
 
     def _pass(self, checks: list[_Check], prompts: list[PendingPrompt]) -> list[torch.Tensor]:

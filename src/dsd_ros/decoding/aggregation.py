@@ -55,21 +55,21 @@ class Decision(NamedTuple):
     cloud_accepted: bool
 
 
-class Draws(NamedTuple):
+class IndependentDraws(NamedTuple):
     """Algorithm 1's uniforms for one position, in [0, 1); deciding again after a question needs the same ones."""
 
     side: float  # sigma: below 1/2 the device's draft is tested, else the cloud's
     keep: float  # sigma^s
 
 
-class Known:
+class BoundedDistribution:
     """What is known of a distribution p (V,): ``lo`` <= p <= ``hi``, both (V,) float64, equal where p is exact."""
 
     def __init__(self, lo: Floats, hi: Floats) -> None:
         self.lo, self.hi = lo, hi
 
     @classmethod
-    def whole(cls, p: torch.Tensor | NDArray[np.floating]) -> Known:
+    def whole(cls, p: torch.Tensor | NDArray[np.floating]) -> BoundedDistribution:
         """All of p (V,); SamplingError if it is not a distribution."""
         row = _row(p)
         # NaN fails every comparison.
@@ -78,7 +78,7 @@ class Known:
         return cls(row, row)
 
     @classmethod
-    def of_head(cls, head: Head, vocab_size: int, noise: Floats | None) -> Known:
+    def of_head(cls, head: Head, vocab_size: int, noise: Floats | None) -> BoundedDistribution:
         """What follows from a head; ``noise`` (V or more,) as in ``head_of``.
 
         SamplingError for a head that no distribution over ``vocab_size`` tokens can have.
@@ -128,12 +128,12 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Offer:
+class SideDraft:
     """One side's part of a position: its draft, the log of its documents' weight h, its distribution."""
 
     token: int
     log_weight: float
-    known: Known
+    known: BoundedDistribution
 
 
 def head_of(p: torch.Tensor, noise: Floats | None, size: int, token: int) -> Head:
@@ -177,7 +177,9 @@ def mixture(
     return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
 
 
-def decide(device: Offer, cloud: Offer, noise: Floats | None, draws: Draws | None = None) -> Decision | Undecided:
+def decide(
+    device: SideDraft, cloud: SideDraft, noise: Floats | None, draws: IndependentDraws | None = None
+) -> Decision | Undecided:
     """The token of one position, or what must be known first; either vocabulary may be the larger.
 
     Without ``draws``: argmax(log p + G) with noise G (V or more,), or argmax p if ``noise`` is None; the lowest id if
@@ -207,7 +209,7 @@ def decide(device: Offer, cloud: Offer, noise: Floats | None, draws: Draws | Non
 
 
 def _algorithm_1(
-    device: Offer, cloud: Offer, shares: tuple[float, float], noise: Floats, draws: Draws
+    device: SideDraft, cloud: SideDraft, shares: tuple[float, float], noise: Floats, draws: IndependentDraws
 ) -> int | Undecided:
     """Lines 6 to 15, only for the side that the first draw chooses: the other side's x~ is not needed."""
     by_device = draws.side < 0.5
@@ -236,7 +238,7 @@ def _algorithm_1(
 
 
 def _settled(
-    lowest: Floats, highest: Floats, noise: Floats | None, device: Known, cloud: Known
+    lowest: Floats, highest: Floats, noise: Floats | None, device: BoundedDistribution, cloud: BoundedDistribution
 ) -> int | Undecided | None:
     """The argmax of weights between ``lowest`` and ``highest`` (V,), of log weight + G if there is noise.
 

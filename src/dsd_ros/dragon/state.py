@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from dsd_ros.decoding.aggregation import Decision, Head, Known, Offer, Undecided, decide, head_of
+from dsd_ros.decoding.aggregation import BoundedDistribution, Decision, Head, SideDraft, Undecided, decide, head_of
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.packing import PackingError, pack_head, pack_probabilities, unpack_head, unpack_probabilities
 from dsd_ros.decoding.settings import SamplingError
@@ -67,11 +67,11 @@ class _Draft:
 
 
 @dataclass
-class _Theirs:
+class _OtherDraft:
     """A draft of the other side; its evidence is unpacked when the draft is first used."""
 
     proposal: Proposal
-    known: Known | None = None
+    known: BoundedDistribution | None = None
     asked: list[int] = field(default_factory=list)
 
     @property
@@ -109,10 +109,10 @@ class AggregationState:
         self._eos = eos_token_ids
         self._switch = switch
         self._own: deque[_Draft] = deque()
-        self._theirs: dict[int, _Theirs] = {}
+        self._theirs: dict[int, _OtherDraft] = {}
         self._out: list[Message] = []
         self._asked: Reveal | None = None
-        self._known: Known | None = None  # this side's own distribution at the next position
+        self._known: BoundedDistribution | None = None  # this side's own distribution at the next position
 
     # ------------------------------------------------------------------ questions
 
@@ -203,7 +203,7 @@ class AggregationState:
         held = self._theirs.get(proposal.position)
         if held is not None and held.order >= (proposal.rejections, bool(proposal.evidence)):
             return  # a duplicate
-        self._theirs[proposal.position] = _Theirs(proposal)
+        self._theirs[proposal.position] = _OtherDraft(proposal)
         self._follow()
         self._aggregate()
 
@@ -284,23 +284,23 @@ class AggregationState:
                 for number in range(len(self._own)):
                     self._propose(len(self.tokens) + number)
 
-    def _decide(self, theirs: _Theirs) -> Decision | Undecided:
+    def _decide(self, theirs: _OtherDraft) -> Decision | Undecided:
         proposal, own = theirs.proposal, self._own[0]
         noise = self._noise(len(self.tokens))
         try:
             if theirs.known is None:
                 theirs.known = self._known_from(proposal, noise)
             if self._known is None:
-                self._known = Known.whole(own.local.p)
+                self._known = BoundedDistribution.whole(own.local.p)
             offers = {
-                self.side: Offer(own.token, own.local.log_weight, self._known),
-                self.other: Offer(proposal.token, proposal.log_weight, theirs.known),
+                self.side: SideDraft(own.token, own.local.log_weight, self._known),
+                self.other: SideDraft(proposal.token, proposal.log_weight, theirs.known),
             }
             return self._decide_offers(offers["device"], offers["cloud"], noise)
         except (SamplingError, PackingError) as error:
             raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
 
-    def _ask(self, theirs: _Theirs, undecided: Undecided) -> None:
+    def _ask(self, theirs: _OtherDraft, undecided: Undecided) -> None:
         theirs.asked = undecided.ids[:MAX_REVEALED]
         self.reveals += 1
         self._post(Reveal, len(self.tokens), theirs.proposal.rejections, theirs.asked)
@@ -384,17 +384,17 @@ class AggregationState:
         noise = self._noise(position)
         return int(p.argmax()) if noise is None else choose(p, noise[: len(p)])
 
-    def _decide_offers(self, device: Offer, cloud: Offer, noise: np.ndarray | None) -> Decision | Undecided:
+    def _decide_offers(self, device: SideDraft, cloud: SideDraft, noise: np.ndarray | None) -> Decision | Undecided:
         return decide(device, cloud, noise)
 
     def _evidence(self, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
         """What travels of p (V,) with a draft ``token``: its decisive tokens and a bound on the others."""
         return pack_head(*head_of(p, noise, self.question.head, token), len(p))
 
-    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> Known:
+    def _known_from(self, proposal: Proposal, noise: np.ndarray | None) -> BoundedDistribution:
         """What a proposal says of the other side's p; PackingError or SamplingError if invalid."""
         size = self._sizes[self.other]
-        return Known.of_head(Head(*unpack_head(proposal.evidence, size)), size, noise)
+        return BoundedDistribution.of_head(Head(*unpack_head(proposal.evidence, size)), size, noise)
 
 
 def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:

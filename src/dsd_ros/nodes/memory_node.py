@@ -69,8 +69,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._memory: SightingMemory | None = None
         self._turn = threading.Lock()
         self._generation = 0  # of questions: a newer one cancels earlier ones
-        self._ears = Polled(self)
-        self._odometry = self._ears.subscribe(Odometry, "odom", qos.SENSOR)
+        self._inputs = Polled(self)
+        self._odometry = self._inputs.subscribe(Odometry, "odom", qos.SENSOR)
         group = MutuallyExclusiveCallbackGroup()
         self.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE, callback_group=group)
         self.create_service(Ask, "dsd/ask", self._on_ask, callback_group=ReentrantCallbackGroup())
@@ -116,7 +116,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     def give_back(self) -> None:
         self.unload()
         self._channel.close()
-        self._ears.close()
+        self._inputs.close()
         self._log_lines.close()
 
     # -- questions -----------------------------------------------------------------------------

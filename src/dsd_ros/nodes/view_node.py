@@ -55,9 +55,9 @@ class ViewNode(RunnableNode):
             self._show_address(self._server, settings)
         self._feed.add("robot", robot_event(), fixed=True)
         self._sight = Sight(self, settings.image_transport)
-        self._ears = Polled(self)
-        self._world = self._ears.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
-        self._log = self._ears.subscribe(Log, "/rosout", qos.LOG)
+        self._inputs = Polled(self)
+        self._world = self._inputs.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
+        self._log = self._inputs.subscribe(Log, "/rosout", qos.LOG)
         self._listened = self._replied = self._mapped = 0.0  # when each was last
         self._rounds, self._shown_pose = 0, (math.inf, math.inf, 0.0)  # shown last
         self._number = 0  # of the picture shown last
@@ -71,7 +71,7 @@ class ViewNode(RunnableNode):
 
     def close(self) -> None:
         self._pace.close()
-        self._ears.close()
+        self._inputs.close()
         self._sight.close()
         if self._server is not None:
             self._server.close()

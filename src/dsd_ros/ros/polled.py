@@ -25,10 +25,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Polled:
-    """Subscriptions on a companion node, ``_<owner>_ears``, that no executor spins."""
+    """Subscriptions on a companion node, ``_<owner>_inputs``, that no executor spins."""
 
     def __init__(self, owner: Node) -> None:
-        self._node = companion(owner, "ears")
+        self._node = companion(owner, "inputs")
 
     def subscribe(self, kind: type, topic: str, profile: QoSProfile) -> Any:
         """A subscription for :func:`take` and :meth:`unsubscribe`."""

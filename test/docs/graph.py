@@ -77,7 +77,7 @@ class Notes:
         about = _kind(kind)
         if about.split("/")[0] in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
             return
-        owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_ears")
+        owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_inputs")
         name = name.removeprefix("/") if name.startswith("/camera/") else name  # made by its resolved name
         end = End(owner, way, name.replace("~", owner), about)
         if way in ("publishes", "listens"):

@@ -79,7 +79,7 @@ def test_a_warning_names_the_nearest_parameter(make, capfd):
 
 MINE = """
 /**:
-  ros__parameters: {use_sim_time: true, fallback_speed: 0.11}
+  ros__parameters: {use_sim_time: true, limit: {battery: 0.11}}
 supervisor_node:
   ros__parameters: {limit: {tilt: 0.3, speed: 0.2}, fallback: draft_only}
 /go2_1/supervisor_node:
@@ -104,7 +104,7 @@ def test_what_is_given_overrides_the_users_file_and_that_the_nodes_own(make, tmp
     group.close()
     found = node._settings
     assert node.get_fully_qualified_name() == start.full_name
-    assert node.get_parameter("use_sim_time").value is True and found.fallback_speed == 0.11
+    assert node.get_parameter("use_sim_time").value is True and found.limit.battery == 0.11
     assert found.limit.speed == 0.4  # given
     assert (found.limit.tilt, found.fallback) == ((0.4, "stop") if namespace else (0.3, "draft_only"))
     assert found.require.imu is False  # the stack's file

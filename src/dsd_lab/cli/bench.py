@@ -524,7 +524,7 @@ class BenchFaultsArguments(PairArguments):
     transport: str = flag(
         "both", "how robot and verifier talk; both: half of the faults each", choices=("both", "websocket", "dds")
     )
-    mode: str = flag("dsd", "decoding mode")
+    mode: str = flag("stream", "decoding mode")
     log: Path | None = file_option("write what the processes print to FILE")
     json: Path | None = json_option("everything")
 

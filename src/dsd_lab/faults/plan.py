@@ -132,7 +132,7 @@ class FaultSettings:
     count: int = 100
     seed: int = 0
     transport: str = "both"
-    mode: str = "dsd"
+    mode: str = "stream"
     world: int = DEMO_SEED
     instruction: str = "find the silver bottle"
     draft: str = ""

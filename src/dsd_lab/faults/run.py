@@ -51,7 +51,7 @@ from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.bringup.systems import plan as demo_plan
 from dsd_ros.cli.demo_run import address_in
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.messages import Outcome, SessionClose
+from dsd_ros.wire.messages import SessionClose, VerifiedTokens
 
 _CODE = (*CODE, "dsd_ros/navigation", "dsd_ros/nodes", "dsd_ros/ros")
 _MARK = "DSD_FAULTS_BENCH"  # in the environment of every process, to find what is left over
@@ -87,7 +87,7 @@ class SystemUnderTest:
         for start in demo_plan("demo", self._overrides):
             if (
                 start.name == SUPERVISOR
-            ):  # the watcher publishes nonsense on outcome, and must not stop the robot by that
+            ):  # the watcher publishes nonsense for the draft node, and must not stop the robot by that
                 start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
             on_line = self._look if start.name == "verifier" else None
             faulty = (sys.executable, "-m", "dsd_lab.robot", SIMULATOR) if start.name == SIMULATOR else ()
@@ -178,7 +178,7 @@ def nonsense(way: Way, source: random.Random) -> bytes:
     session = source.getrandbits(31) | 1
     if way is Way.UP:
         return encode(SessionClose(session))
-    return encode(Outcome(session, source.getrandbits(31), source.getrandbits(31), 8, 1, 7, 0.5, True, 0))
+    return encode(VerifiedTokens(session, source.getrandbits(31), source.getrandbits(31), [8, 1, 7]))
 
 
 def _left_over(mark: str) -> list[str]:

@@ -24,7 +24,7 @@ from std_srvs.srv import Trigger
 from dsd_lab.faults.judge import Announced, Command, Record, SeenPose, SupervisorVerdict
 from dsd_lab.faults.plan import DRAFT, NAVIGATION
 from dsd_msgs.action import Navigate
-from dsd_msgs.msg import Draft, NavAction, Outcome, ReplyProgress, SafetyState
+from dsd_msgs.msg import DraftTokens, NavAction, ReplyProgress, SafetyState, VerifiedTokens
 from dsd_ros.navigation.run.actions import Action, action_of
 from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.navigation.safety.causes import REFUSALS, Cause
@@ -82,8 +82,8 @@ class Watcher:
         self._reset = node.create_client(Trigger, "simulator/reset_world")
         self._fault = node.create_publisher(String, "simulator/fault", qos.STATE)
         self._nonsense = {
-            "up": node.create_publisher(Draft, "dsd/draft", qos.LINK),
-            "down": node.create_publisher(Outcome, "dsd/outcome", qos.OUTCOMES),
+            "up": node.create_publisher(DraftTokens, "dsd/draft_tokens", qos.LINK),
+            "down": node.create_publisher(VerifiedTokens, "dsd/verified_tokens", qos.LINK),
         }
         self._ros.executor.create_task(_take_priority)  # in the spinning thread
         self._ros.start()
@@ -171,13 +171,10 @@ class Watcher:
         """Publish on a topic of the link what no robot and no verifier would; ``source``: a random.Random."""
         publisher = self._nonsense[way]
         numbers = [source.getrandbits(32) for _ in range(6)]
-        kind = Draft if way == "up" else Outcome
-        message = kind(session=numbers[0], reply=numbers[1], round=numbers[2])
-        if way == "up":
-            message.tokens, message.confirmed = numbers[3:], source.getrandbits(16)
-        else:
-            message.next_token, message.is_final = numbers[3], True
-        publisher.publish(message)
+        names = {"session": numbers[0], "reply": numbers[1], "tokens": numbers[3:]}
+        publisher.publish(
+            DraftTokens(**names, stream=numbers[2]) if way == "up" else VerifiedTokens(**names, at=numbers[2])
+        )
         publisher.publish(b"\x00\x01\x00\x00" + source.randbytes(source.randrange(4, 200)))
 
     # -- what is heard -------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class SystemUnderTest:
             self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
             self._overrides["verifier"] = self.proxy.url
         for start in demo_plan("demo", self._overrides):
-            if start.name == SUPERVISOR:  # nonsense is for the draft node, and must not stop the robot by its publisher
+            if start.name == SUPERVISOR:  # who publishes nonsense must not stop the robot by that alone
                 start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
             on_line = self._look if start.name == "verifier" else None
             faulty = (sys.executable, "-m", "dsd_lab.robot", SIMULATOR) if start.name == SIMULATOR else ()

@@ -138,7 +138,7 @@ class Authenticator:
         return self._serve(request, lambda answer: self._answer(message, holder, answer, reply), link)
 
     def _link(self, holder: TokenHolder, peer: Hashable) -> Hashable:
-        """Whose a message is: its robot's, where robots have names, since a topic names nobody."""
+        """Who sent a message: the robot that the token names, since all robots share the topic; else ``peer``."""
         if not holder.name:
             return peer
         return self._links.setdefault(holder.name, RobotLink(holder.name, holder.sessions or sys.maxsize))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verifier's nouns: a robot's session, its reply, what a pass has to do for it, and the target that makes the pass.
 
-They know of no queue, no link and no model; whoever needs one of them imports it from here.
+They import no queue, link or model, so sessions, target and verification can all import them.
 """
 
 from __future__ import annotations

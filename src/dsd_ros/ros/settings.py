@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from dsd_ros.decoding.constraint import ReplyForm
 
 TRANSPORTS = ("dds", "websocket")
-STORAGES = ("mcap", "sqlite3")  # of bags
 CONSTRAIN = ("none", "grammar")
 
 

@@ -16,7 +16,6 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge import ahead
 from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.request import ReplyRequest
-from dsd_ros.vlm.sequence import grow_trees_together
 from dsd_ros.wire.client import Limits
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
@@ -171,21 +170,6 @@ def test_the_pass_that_the_verdict_needs_is_waited_for(model, proposer):
     assert pool._next.sequence.tokens
 
 
-def test_after_a_miss_the_draft_goes_on_in_its_own_sequence(model, proposer):
-    """A copy of keys and values is made only while a worker may make one, too."""
-    pool = proposer()
-    draft = sent(pool)
-    until(lambda: idle(pool))
-    pool.update(draft, missed(draft))
-    assert pool._next.sequence is draft.sequence and pool._next.sequence.tokens == [11]
-    draft = sent(pool)
-    until(lambda: idle(pool))
-    with pool._lock:
-        pool._forking = 1
-    pool.update(draft, missed(draft))
-    assert pool._next.sequence is not draft.sequence
-
-
 def test_workers_share_the_models_processors_and_leave_others_theirs(model, proposer):
     before = torch.get_num_threads()
     found = []
@@ -202,21 +186,3 @@ def test_workers_share_the_models_processors_and_leave_others_theirs(model, prop
         assert found == [4]
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_hook_that_ends_a_batched_growth_leaves_the_trees_as_they_were():
-    class Stopped(Exception):
-        pass
-
-    def stop(*_):
-        raise Stopped
-
-    model = Watched()
-    sequences = [model.prefill(IMAGE, text) for text in ("go", "stop")]
-    grow_trees_together([(one, [1, 2], [-1, -1]) for one in sequences])
-    before = [one._cache.length for one in sequences]
-    with pytest.raises(Stopped):
-        grow_trees_together([(one, [3], [0]) for one in sequences], stop)
-    assert [one._cache.length for one in sequences] == before
-    rows = grow_trees_together([(one, [3], [0]) for one in sequences])
-    assert [row.shape for row in rows] == [(1, 12), (1, 12)]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from by_reference import reply_alone
 from hypothesis import given, settings as profile, strategies as st
-from reciting_model import GERMAN, RecitingModel, byte_level
 from stepped import Unhurried
 from table_model import TableModel
 
@@ -18,11 +17,9 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafters import LEAD, ModelDrafter, TextDrafter, Worth
+from dsd_ros.edge.drafters import LEAD, ModelDrafter, Worth
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.edge.translation import Translation
-from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import DraftTokens
@@ -125,58 +122,6 @@ def test_the_reply_is_the_targets_whatever_the_draft_lacks(draft):
     assert tokens == [wanted, wanted]
 
 
-# -------------------------------------------------------------------------- another tokenizer
-
-KINDS = {"english": byte_level(), "german": byte_level(GERMAN, 330), "bytes": byte_level("", 258)}
-TEXT = "The red chair is ahead, it's 15 cm away: Größe 漢字 🪑!  Action: forward 25 cm"
-
-
-def text_drafter(draft: str, target: str, text: str = TEXT, max_tokens: int = 400) -> tuple[TextDrafter, Vocabulary]:
-    model = RecitingModel(KINDS[draft], text, "<|im_end|>")
-    vocabulary = Vocabulary(KINDS[target].to_str())
-    drafter = TextDrafter(model, DecodeSettings(max_tokens=max_tokens), Translation(vocabulary, model))
-    drafter.begin(ReplyRequest(1, None, "", None, str, Limits()), frozenset({KINDS[target].token_to_id("<|im_end|>")}))
-    return drafter, vocabulary
-
-
-PAIRS = [(draft, target) for draft in KINDS for target in KINDS if draft != target]
-
-
-@pytest.mark.parametrize(("draft", "target"), PAIRS)
-@pytest.mark.parametrize("step", [1, 7, 40])
-def test_a_text_is_drafted_in_the_targets_tokens(draft, target, step):
-    """Whatever part of it is verified at a time."""
-    drafter, vocabulary = text_drafter(draft, target)
-    wanted = [*vocabulary.encode(TEXT), KINDS[target].token_to_id("<|im_end|>")]
-    for verified in range(0, len(wanted), step):
-        drafter.follow(wanted[:verified])
-        while not drafter.far_enough:
-            drafter.next()
-        found = drafter.next()
-        settled = min(LEAD - 8, len(wanted) - verified)  # more text may change the last ones
-        assert found[:settled] == wanted[verified : verified + settled]
-
-
-@given(pair=st.sampled_from(PAIRS), seed=st.integers(0, 1 << 30))
-@profile(max_examples=40)
-def test_whatever_is_verified_it_drafts_far_enough_in_bounded_time(pair, seed):
-    """Halves of characters, and tokens that contradict a character that was begun, too."""
-    chance = random.Random(seed)
-    drafter, vocabulary = text_drafter(*pair)
-    verified: list[int] = []
-    for _ in range(6):
-        passes = 0
-        while not drafter.far_enough:
-            drafter.next()
-            passes += 1
-        assert passes <= 8 * (LEAD + 1)
-        draft = drafter.next()
-        assert len(draft) <= LEAD + 8 and all(token < vocabulary.vocab_size for token in draft)
-        verified += draft[: chance.randrange(len(draft) + 1)]
-        verified += [chance.randrange(256) for _ in range(chance.randrange(1, 4))]
-        drafter.follow(verified)
-
-
 # ----------------------------------------------------------------------------- is it worth it?
 
 
@@ -202,7 +147,7 @@ def test_a_robot_whose_drafts_are_worth_nothing_sends_none_and_says_so():
     with VerifierEngine(Unhurried(target)) as engine, LocalChannel(engine) as channel:
         sent, send = [], channel.send
         channel.send = lambda message: (sent.append(message), send(message))
-        with EdgeSession(channel, draft, DecodeSettings(max_tokens=40), worth=worth) as session:
+        with EdgeSession(channel, draft, DecodeSettings(max_tokens=12), worth=worth) as session:
             wanted = session.decode(IMAGE, "go").tokens
             assert any(isinstance(message, DraftTokens) for message in sent)
             worth.learn(0, 256)

@@ -25,65 +25,6 @@ def logits(seed: int, rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (rows, V)).astype(np.float32))
 
 
-@given(st.integers(0, 999), st.integers(1, 5))
-@profile(max_examples=40)
-def test_greedy_guesses_are_ranked_by_the_product_of_probabilities(seed, gamma):
-    guesser = Guesser(SamplingSettings(), 0)
-    rows = logits(seed, gamma + 1)
-    tokens = rows[:-1].argmax(-1).tolist()
-    chances = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
-    q = torch.softmax(rows, -1).double().numpy()
-    assert chances == pytest.approx([q[i][t] for i, t in enumerate(tokens)], abs=1e-5)
-    wanted = {}
-    for accepted in range(gamma + 1):
-        before = math.prod(q[i][tokens[i]] for i in range(accepted))
-        for token in range(V):
-            if accepted == gamma:
-                wanted[accepted, token] = before * q[gamma][token]
-            elif token != tokens[accepted]:  # (1 - q(x)) * q(y) / (1 - q(x))
-                wanted[accepted, token] = before * q[accepted][token]
-    assert sum(wanted.values()) == pytest.approx(1.0, abs=1e-5)
-    some = guesser.rejections(chain(tokens), list(rows[:-1]), chances, 1000)
-    rest = guesser.acceptances(1, 1, chain(tokens), {gamma - 1: rows[-1]}, chances, 1000)
-    for guesses in (some, rest):
-        scores = [guess.score for guess in guesses]
-        assert scores == sorted(scores, reverse=True)
-    found = {(guess.accepted, guess.next_token): guess.score for guess in some + rest}
-    assert found == pytest.approx(wanted, abs=1e-5)
-    assert guesser.rejections(chain(tokens), list(rows[:-1]), chances, 3) == some[:3]
-
-
-def test_a_draft_that_is_trusted_too_much_or_too_little_is_found_out():
-    for accepted, better in ((0, False), (4, True)):
-        guesser = Guesser(SamplingSettings(), 0)
-        rows = logits(1, 5)
-        tokens = rows[:-1].argmax(-1).tolist()
-        first = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
-        for _ in range(50):
-            guesser.learn(chain(tokens), guesser.chances(1, 1, chain(tokens), list(rows[:-1])), accepted)
-        later = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
-        assert all((b > a) == better for a, b in zip(first, later, strict=True))
-        assert all(0 < chance < 1 for chance in later)
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_bonus_of_a_target_like_the_draft_is_foreseen(top_p):
-    """The guess derives the verifier's draw, so only where the distributions part can it be wrong."""
-    sampling = SamplingSettings(1.0, 0, top_p)
-    guesser = Guesser(sampling, 7)
-    for number in range(1, 60):
-        rows = logits(number, 4)
-        q = transform(rows, sampling)
-        tokens = [sample(row, generator_for("draft", 7, 2, number)) for row in q[:-1]]
-        verdict = verify_draft(tokens, q[:-1], q, generator_for("verifier", 7, 2, number))
-        assert verdict.accepted == 3
-        chances = guesser.chances(2, number, chain(tokens), list(q[:-1]))
-        best = guesser.acceptances(2, number, chain(tokens), {2: q[-1]}, chances, 5)[0]
-        assert (best.accepted, best.next_token) == (3, verdict.next_token)
-        guesser.learn(chain(tokens), chances, verdict.accepted)
-    assert min(guesser.chances(2, 1, chain([0] * 64), [q[0]] * 64)) > 0.95
-
-
 def test_sampled_probabilities_predict_which_tokens_are_accepted():
     """A target near its draft: tokens with a high draw against them are the ones that fall."""
     sampling = SamplingSettings(1.0)

@@ -46,8 +46,8 @@ def refused(engine, kind: type, settings: DecodeSettings, draft=None, **changes)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("size", [0, 2000, 1 << 20, 1 << 28, (1 << 32) - 1])
-@pytest.mark.parametrize("mode", ["dsd", "dssd", "fsd", "tslt", "ar"])
+@pytest.mark.parametrize("size", [0, 2000, (1 << 32) - 1])
+@pytest.mark.parametrize("mode", ["dssd", "stream"])
 def test_a_vocabulary_that_is_not_the_robots_is_refused_before_memory_is_taken(engine, size, mode):
     tracemalloc.start()
     sentence = refused(engine, SessionReply, DecodeSettings(mode=mode, temperature=1.0), vocab_size=size)
@@ -57,8 +57,8 @@ def test_a_vocabulary_that_is_not_the_robots_is_refused_before_memory_is_taken(e
     assert peak < 50e6
 
 
-@pytest.mark.parametrize("token", [12, 13, 511, (1 << 20) - 1])
-@pytest.mark.parametrize("mode", ["dsd", "stream", "ar", "fsd"])
+@pytest.mark.parametrize("token", [12, (1 << 20) - 1])
+@pytest.mark.parametrize("mode", ["dsd", "stream", "fsd"])
 def test_a_token_outside_the_vocabulary_is_never_verified(engine, token, mode):
     settings = DecodeSettings(mode=mode)
     if settings.preset.streams:
@@ -66,6 +66,7 @@ def test_a_token_outside_the_vocabulary_is_never_verified(engine, token, mode):
         return
     sentence = refused(engine, Outcome, settings, next_token=token)
     assert f"token {token}" in sentence and "12 tokens" in sentence
+    assert "accepted 60 of" in refused(engine, Outcome, settings, accepted=60)
 
 
 @pytest.mark.parametrize("shape", ["sequence", "expansion"])

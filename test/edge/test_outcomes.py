@@ -7,7 +7,7 @@ from hypothesis import given, settings as profile, strategies as st
 from table_model import TableModel
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_model import Drafting, ModelDraft, advance
+from dsd_ros.edge.draft_model import Drafting, ModelDraft
 from dsd_ros.edge.outcome_predictor import Guess
 from dsd_ros.edge.outcomes import FLOOR, OutcomeQueue
 
@@ -27,23 +27,6 @@ def outcomes(budget=100, paper=False, **values) -> OutcomeQueue:
 
 
 named = st.tuples(st.integers(0, 4), st.integers(0, 10), st.floats(0.01, 1.0))
-
-
-@given(st.lists(named, max_size=40))
-@profile(max_examples=60)
-def test_each_outcome_comes_out_once_the_likeliest_first(items):
-    queue = outcomes()
-    for accepted, token, score in items:
-        queue.name(accepted, token, "guess", score)
-    came = []
-    while (predraft := queue.pop()) is not None:
-        came.append(predraft)
-    assert {(p.accepted, p.next_token) for p in came} == {(a, t) for a, t, _ in items}
-    assert len({queue.round.tokens_of(p.accepted, p.next_token) for p in came}) == len(came)
-    assert queue.begun == len(came) and len(queue) == 0
-    assert [p.score for p in came] == sorted((p.score for p in came), reverse=True)
-    for p in came:
-        assert p.score == max(s for a, t, s in items if (a, t) == (p.accepted, p.next_token))
 
 
 @given(st.lists(named, min_size=1, max_size=30), st.integers(1, 10))
@@ -119,40 +102,3 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
     queue.forecast(0, 1, 0.5)
     queue.forecast(0, 2, 0.9)
     assert queue.find(0, 1).source == "guess" and queue.find(0, 2).source == "exit"
-
-
-def test_nothing_is_drafted_after_the_end_of_a_reply():
-    of = drafted()
-    whole = len(list(of.tree.tokens))
-    assert of.can_follow(whole, 3) and of.open_leaves == [whole - 1]
-    assert not of.can_follow(whole, 11)  # it ends with the target's token
-    assert not of.can_follow(0, 12) and not of.can_follow(whole + 1, 3)
-    ended = drafted(eos=(list(of.tree.tokens)[1],))
-    assert list(ended.tree.tokens) == list(of.tree.tokens)[:2] and not ended.open_leaves
-    assert ended.can_follow(1, 3) and not ended.can_follow(2, 3)
-    # A reply of six tokens: after five there is room for the target's own only.
-    short = drafted(max_tokens=6)
-    assert short.can_follow(3, 3) and not short.can_follow(4, 3)
-    assert not short.open_leaves
-    assert len(short.next_draft(2, 3, fork=True).sequence.tokens) == 3
-    for accepted in range(4):
-        ahead = short.next_draft(accepted, 3, fork=True)
-        ahead.finish()
-        assert len(ahead.tree) == 6 - accepted - 2
-
-
-@given(st.integers(0, 4), st.integers(0, 10), st.integers(0, 4), st.integers(0, 10))
-@profile(max_examples=60)
-def test_forks_leave_the_round_and_each_other_as_they_are(one, token, other, another):
-    of = drafted(eos=())
-    tokens, fed = list(of.sequence.tokens), list(of.sequence._cache.ids)
-    first, second = of.next_draft(one, token, True), of.next_draft(other, another, True)
-    while not (first.complete and second.complete):  # in turns
-        for draft in (first, second):
-            if not draft.complete:
-                draft.take(*advance([draft.step()]))
-    assert of.sequence.tokens == tokens and of.sequence._cache.ids == fed
-    alone = drafted(eos=()).next_draft(one, token, False)
-    alone.finish()
-    assert first.tree == alone.tree and first.sequence.tokens == alone.sequence.tokens
-    assert first.prefix == [*of.tree.tokens[:one], token] and first.number == 2

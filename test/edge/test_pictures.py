@@ -37,16 +37,6 @@ def test_a_picture_travels_once_in_a_session():
     assert in_full(pictures.observation(6, 3, "go")) == [True, True]  # another session
 
 
-def test_what_was_not_answered_is_not_taken_for_known():
-    pictures = SessionPictures(LinkSettings(image_encoding="rgb8"))
-    pictures.begin(picture(1))
-    pictures.observation(5, 1, "go")
-    pictures.arrived(4)  # an answer of another session says nothing
-    pictures.begin(picture(2), [(picture(1), "a"), (picture(1), "b")])
-    # Twice in one message is once in full.
-    assert in_full(pictures.observation(5, 2, "go")) == [True, False]
-
-
 def test_what_cannot_be_sent_leaves_the_reply_before():
     pictures = SessionPictures(LinkSettings(image_encoding="png"))
     pictures.begin(picture(1), [(picture(2), "stop")])

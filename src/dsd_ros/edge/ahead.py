@@ -80,11 +80,6 @@ class _Job:
     level: _Level
     task: Predraft | _LookPast
 
-    @property
-    def forks(self) -> bool:
-        """Whether ``begin`` forks the sequence of the round itself."""
-        return isinstance(self.task, _LookPast) or self.task.draft is None
-
     def begin(self) -> DraftStep:
         task, of = self.task, self.level.round
         if isinstance(task, _LookPast):
@@ -138,7 +133,6 @@ class Ahead(DraftModel):
         self._slots = settings.predraft_workers if few else 1  # drafts that one pass advances
         self._open = False  # whether workers may begin passes: a round is being verified
         self._taken: Predraft | None = None  # what the verdict needs
-        self._forking = 0  # jobs that are about to fork the sequence of their round
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()  # of the threads there are now
 
@@ -187,8 +181,8 @@ class Ahead(DraftModel):
         with self._lock:
             self._open = False
             taken = self._take(result.accepted, result.next_token)
-            shared = self._forking > 0  # then the sequence stays as it is
-        self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=shared)
+        # A worker may be about to fork the sequence, too, so it stays as it is.
+        self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=True)
 
     def reset(self) -> None:
         """Drop all drafts made ahead, and give back the memory of the reply."""
@@ -327,7 +321,6 @@ class Ahead(DraftModel):
         return None if predraft is None else _Job(level, predraft)
 
     def _take_up(self, job: _Job) -> None:
-        self._forking += job.forks
         if isinstance(job.task, Predraft):
             job.level.outcomes.take_out(job.task)
         else:
@@ -394,12 +387,7 @@ class Ahead(DraftModel):
                 raise _Useless
 
         began = time.perf_counter()
-        forks = sum(job.forks for job in jobs)
-        try:
-            steps = [job.begin() for job in jobs]
-        finally:
-            with self._lock:
-                self._forking -= forks
+        steps = [job.begin() for job in jobs]
         look_up()
         rows = advance(steps, look_up)
         seconds = time.perf_counter() - began

@@ -12,15 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from dsd_ros.decoding.methods import Method, Result, RoundContext, method_of
+from dsd_ros.decoding.methods import Result, RoundContext, method_of
 from dsd_ros.decoding.methods.base import Kept
 from dsd_ros.decoding.modes import Proof, Shape
-from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
 from dsd_ros.edge.request import ReplyRequest
@@ -33,46 +32,17 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-@dataclass(frozen=True)
 class Drafting:
     """What holds for all drafts of one reply. ``eos_token_ids`` are the target's; nothing is drafted after them.
 
-    What all drafts need is derived from the settings once.
+    draws: whether tokens are drawn from distributions that the verifier has to know. depth: gamma, or a tree's levels.
     """
 
-    settings: DecodeSettings
-    eos_token_ids: frozenset[int]
-    reply: int
-
-    @cached_property
-    def shape(self) -> Shape:
-        """The shape of a draft."""
-        return self.settings.shaped_by
-
-    @cached_property
-    def depth(self) -> int:
-        """gamma, or the levels of a tree."""
-        return self.settings.depth
-
-    @cached_property
-    def sampling(self) -> SamplingSettings:
-        """How both sides sample."""
-        return self.settings.sampling
-
-    @cached_property
-    def method(self) -> Method:
-        """What proves the drafts."""
-        return method_of(self.settings.proven_by, self.sampling.greedy)
-
-    @cached_property
-    def draws(self) -> bool:
-        """Whether tokens are drawn from distributions that the verifier has to know."""
-        return not (self.sampling.greedy or self.settings.proven_by is Proof.COUPLED)
-
-    @cached_property
-    def expansion(self) -> tuple[int, ...]:
-        """Shape expansion: the children of every node, level by level."""
-        return self.settings.expansion
+    def __init__(self, settings: DecodeSettings, eos_token_ids: frozenset[int], reply: int) -> None:
+        self.settings, self.eos_token_ids, self.reply = settings, eos_token_ids, reply
+        self.sampling, self.shape, self.depth = settings.sampling, settings.shaped_by, settings.depth
+        self.method = method_of(settings.proven_by, self.sampling.greedy)
+        self.draws = not (self.sampling.greedy or settings.proven_by is Proof.COUPLED)
 
     def context(self, number: int, start: int) -> RoundContext:
         """Round ``number``, which follows ``start`` tokens of the reply."""
@@ -86,7 +56,7 @@ class Drafting:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
         if self.shape is Shape.BUDGET:
             return BudgetTree(self.settings.tree_budget, depth, self.eos_token_ids)
-        expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
+        expansion = self.settings.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
         generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 
@@ -323,9 +293,7 @@ class DraftModel:
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``eos_token_ids`` are the target's."""
         self._next = None
-        sequence = self.model.prefill(request.image, request.instruction, request.history)
-        if request.constrain is not None:
-            sequence.constraint = request.constrain(eos_token_ids)
+        sequence = request.prefill(self.model, eos_token_ids)
         self._next = ModelDraft(Drafting(self._settings, eos_token_ids, request.number), 1, [], sequence)
 
     def propose(self) -> ModelDraft:

@@ -18,7 +18,7 @@ from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.request import ReplyRequest
-from dsd_ros.edge.translation import TranslatedReply, Translation
+from dsd_ros.edge.translation import Translation
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence as TokenSequence
@@ -65,10 +65,8 @@ class ModelDrafter:
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
-        sequence = self._model.prefill(request.image, request.instruction, request.history)
-        if request.constrain is not None:
-            sequence.constraint = request.constrain(ends)
-        self._sequence, self._ends, self._verified, self._able = sequence, ends, 0, True
+        self._sequence = request.prefill(self._model, ends)
+        self._ends, self._verified, self._able = ends, 0, True
         self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -109,60 +107,99 @@ class ModelDrafter:
 class TextDrafter:
     """Drafts with a model of another tokenizer: its text after the verified part, tokenized as the target would.
 
-    The last token of such a text is left out while the text may go on: what follows often changes it.
+    The last token of such a text is left out while the text may go on: what follows often changes it. The model's
+    sequence holds the verified text, and perhaps drafted text after it that is not refuted.
     """
 
     def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, translation: Translation) -> None:
         self.device: torch.device | None = model.device
         self._model, self._settings, self._translation = model, settings, translation
-        self._text: TranslatedReply | None = None
-        self._tokens: list[int] = []  # the verified ones
+        self._sequence: TokenSequence | None = None
+        self._ends: frozenset[int] = frozenset()
+        self._verified: list[int] = []
+        # Characters of the verified text, and of the model's own for them: a normalizing tokenizer changes lengths.
+        self._agreed, self._agreed_own = 0, 0
+        self._end: int | None = None  # the model's token that ended its text
         self._draft: list[int] | None = []  # None: its text cannot be what the target says
+        self._place = 0  # how many tokens of the target the drafted text makes
         self._able = True
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
-        sequence = self._model.prefill(request.image, request.instruction, request.history)
-        if request.constrain is not None:
-            sequence.constraint = request.constrain(ends)
-        self._text, self._tokens, self._draft, self._able = self._translation.begin(sequence, ends), [], [], True
+        self._sequence = request.prefill(self._model, ends)
+        self._ends, self._verified, self._able = ends, [], True
+        self._agreed, self._agreed_own, self._end = 0, 0, None
         self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
+        self._translate()
 
     def follow(self, tokens: Sequence[int]) -> None:
-        if len(tokens) > len(self._tokens):
-            self._begun.verified(tokens[len(self._tokens) :])
-            self._tokens = list(tokens)
-            self._draft = self._begun.draft()
+        if len(tokens) <= len(self._verified):
+            return
+        self._verified = list(tokens)
+        translation, sequence = self._translation, self._begun
+        text, said = translation.target_text(tokens), self._said
+        news = text[self._agreed :]
+        if said.startswith(news):  # whatever the tokens: the model's own text stands
+            self._agreed_own += len(news)
+        else:
+            own = translation.draft.encode(text)
+            held = common_length(sequence.tokens, own)
+            sequence.rollback(held)
+            sequence.append(own[held:])
+            self._agreed_own = len(translation.draft_text(own))
+            self._end = None
+        self._agreed = len(text)
+        self._translate()
 
     @property
     def far_enough(self) -> bool:
-        most = min(LEAD, self._settings.max_tokens - 1 - len(self._tokens))
-        return not self._able or self._draft is None or self._begun.ended or len(self._draft) >= most
+        most = min(LEAD, self._settings.max_tokens - 1 - len(self._verified))
+        return not self._able or self._draft is None or self._end is not None or len(self._draft) >= most
 
     def next(self) -> list[int]:
         if not self.far_enough:
-            sequence = self._begun.sequence
+            sequence = self._begun
             try:
-                self._begun.take(self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0]))
-                self._draft = self._begun.draft()
+                token = self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0])
+                if token in self._translation.draft_ends:
+                    self._end = token
+                else:
+                    sequence.append([token])
+                self._translate()
             except ContextError:
                 self._able = False
         return self._draft or []
 
     def close(self) -> None:
-        self._text = None
+        self._sequence = None
 
     def _chosen(self, logits: torch.Tensor) -> int:
         """The likeliest token, or what the shared noise of the target's next token selects."""
         if self._settings.sampling.greedy:
             return int(logits.argmax())
-        q, position = transform(logits, self._settings.sampling), len(self._tokens) + self._begun.place
+        q, position = transform(logits, self._settings.sampling), len(self._verified) + self._place
         return choose(q, self._translation.noise_of(len(q), lambda size: self._context.noise(position, size)))
 
     @property
-    def _begun(self) -> TranslatedReply:
-        assert self._text is not None, "begin comes first"
-        return self._text
+    def _said(self) -> str:
+        """The model's text after the verified text."""
+        return self._translation.draft_text(self._begun.tokens)[self._agreed_own :]
+
+    def _translate(self) -> None:
+        """Make the draft of the model's text."""
+        said = self._said
+        tokens = self._translation.target_tokens(said, self._verified)
+        self._place = len(tokens or ())
+        if tokens is not None and self._end is None:
+            tokens = tokens[:-1]
+        elif tokens is not None and (end := self._translation.end_token(self._end, self._ends)) is not None:
+            tokens = [*tokens, end]
+        self._draft = tokens
+
+    @property
+    def _begun(self) -> TokenSequence:
+        assert self._sequence is not None, "begin comes first"
+        return self._sequence
 
 
 class Worth:

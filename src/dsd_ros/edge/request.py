@@ -11,6 +11,8 @@ import numpy as np
 from dsd_ros.decoding.constraint import Constraint
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import Progress
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.client import Limits
 
 
@@ -29,3 +31,10 @@ class ReplyRequest:
     limits: Limits
     history: History = ()
     constrain: Callable[[frozenset[int]], Constraint] | None = None
+
+    def prefill(self, model: VisionLanguageModel, ends: frozenset[int]) -> Sequence:
+        """Let a draft model read the prompt; errors as of ``VisionLanguageModel.prefill``."""
+        sequence = model.prefill(self.image, self.instruction, self.history)
+        if self.constrain is not None:
+            sequence.constraint = self.constrain(ends)
+        return sequence

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -261,25 +262,14 @@ _FIGURES = [name for name, value in vars(DecodedReply).items() if isinstance(val
 
 
 def resources(device: torch.device | None) -> tuple[int, int]:
-    """Peak memory in bytes (of ``device`` if it is a GPU, else of this process), and live threads."""
+    """Peak memory in bytes (of ``device`` if it is a GPU, else of this process; 0: unknown), and live threads."""
     if device is not None and device.type == "cuda":
         import torch  # here: bags are read without it
 
         return torch.cuda.max_memory_allocated(device), threading.active_count()
-    return _peak_of_process(), threading.active_count()
-
-
-def _peak_of_process() -> int:
-    try:
-        with Path("/proc/self/status").open(encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:  # no Linux
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return 0
+    status = Path("/proc/self/status")  # of Linux
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii")) if status.exists() else None
+    return int(peak[1]) * 1024 if peak else 0, threading.active_count()
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -99,7 +99,7 @@ def test_coupled_says_what_the_reference_says(engine, sampling):
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_draws_draws_what_the_reference_draws(engine, monkeypatch, name, sampling):
     first, *others = ({**SHORT, **values, **sampling} for values in DRAWN[name])
-    if name == "split tree":  # with rounded probabilities: test_distribution.py, test/decoding/test_split_trees.py
+    if name == "split tree":  # with rounded probabilities: test_distribution.py
         monkeypatch.setattr(split, "rounded_up", lambda q: q.float().clamp(min=split.LEAST_CHANCE))
         monkeypatch.setattr(split, "pack_chances", lambda chances: chances.astype(np.float32).tobytes())
         monkeypatch.setattr(split, "unpack_chances", lambda data, count: np.frombuffer(data, np.float32))

@@ -6,10 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tiny_models import TOKENS, make_tiny_model
+from tiny_models import TOKENS
 
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.sequence import next_logits_together
 
 INSTRUCTION = "find the silver bottle"
@@ -72,28 +71,6 @@ def test_what_is_known_needs_no_pass(model, picture, forwards):
     assert next_logits_together([]) == []
 
 
-def test_forks_of_one_prefix_step_together(model, picture, forwards):
-    trunk = model.prefill(picture(), INSTRUCTION)
-    trunk.append([40, 41])
-    trunk.next_logits()
-    forks = [trunk.fork() for _ in range(3)]
-    tokens = [[1], [2, 3], [4, 5, 6]]
-    for fork, outcome in zip(forks, tokens, strict=True):
-        fork.append(outcome)
-    for step in range(40):  # far enough that the caches move
-        forwards.clear()
-        results = next_logits_together(forks)
-        assert forwards == [3]
-        if step % 13 == 0:
-            for outcome, logits in zip(tokens, results, strict=True):
-                same(logits, alone(model, picture(), INSTRUCTION, [40, 41, *outcome]))
-        for fork, outcome, logits in zip(forks, tokens, results, strict=True):
-            outcome.append(int(logits.argmax()))
-            fork.append(outcome[-1:])
-    trunk.append([7])
-    same(trunk.next_logits(), alone(model, picture(), INSTRUCTION, [40, 41, 7]))
-
-
 def test_the_same_sequence_twice_is_advanced_once(model, picture, forwards):
     one, other = model.prefill(picture(), INSTRUCTION), model.prefill(None, "stop")
     one.append([11])
@@ -105,18 +82,6 @@ def test_the_same_sequence_twice_is_advanced_once(model, picture, forwards):
     one.append([13])
     same(one.next_logits(), alone(model, picture(), INSTRUCTION, [11, 13]))
     same(second, alone(model, None, "stop", [12]))
-
-
-def test_two_models_have_a_pass_each(model, picture, tmp_path, forwards):
-    other = load_model(ModelSettings(str(make_tiny_model(tmp_path, seed=5, layers=3))))
-    sequences = [m.prefill(picture(), INSTRUCTION) for m in (model, other, model, other)]
-    for token, sequence in enumerate(sequences):
-        sequence.append([50 + token])
-    forwards.clear()
-    results = next_logits_together(sequences)
-    assert forwards == [2]
-    for token, (sequence, logits) in enumerate(zip(sequences, results, strict=True)):
-        same(logits, alone(sequence.model, picture(), INSTRUCTION, [50 + token]))
 
 
 def test_a_sequence_that_is_full_leaves_the_others_usable(model, picture):

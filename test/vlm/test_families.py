@@ -129,20 +129,6 @@ def test_prompts_in_parts_ride_in_passes_with_trees_of_others(model, pictures):
     same(reading.verify(REPLY[2:]), texts[3][2:])
 
 
-def test_greedy_replies_are_those_of_generate(model, pictures):
-    for count in SIZES:
-        given = inputs(model, pictures(count))
-        model.hf.model.rope_deltas = None
-        sequence = opened(model, pictures(count))
-        forbidden = [*model.eos_token_ids, *range(TOKENS, model.vocab_size)]
-        wanted = model.hf.generate(**given, max_new_tokens=24, do_sample=False, suppress_tokens=forbidden)
-        while len(sequence.tokens) < 24:
-            logits = sequence.next_logits().clone()
-            logits[forbidden] = -torch.inf
-            sequence.append([int(logits.argmax())])
-        assert sequence.tokens == wanted[0, given["input_ids"].shape[1] :].tolist()
-
-
 def test_deep_features_matter(model, family, picture):
     if family != "qwen3_vl":
         pytest.skip("only Qwen3-VL has them")
@@ -151,12 +137,6 @@ def test_deep_features_matter(model, family, picture):
     without._prompt = without._prompt._replace(deep=None)
     assert sequence._prompt.deep.shape[0] == 2
     assert not torch.allclose(sequence.next_logits(), without.next_logits(), atol=1e-2)
-
-
-def test_the_tower_looks_at_a_picture_of_the_history_once(model, pictures, monkeypatch):
-    fresh = opened(model, pictures(3)).next_logits()
-    monkeypatch.setattr(model.hf.model, "get_image_features", lambda *_, **__: pytest.fail("looked again"))
-    torch.testing.assert_close(opened(model, pictures(3)).next_logits(), fresh, rtol=0, atol=0)
 
 
 def test_the_published_layout_loads_the_same(directory, family, model, tmp_path, picture):

@@ -10,10 +10,8 @@ import torch
 from tiny_models import TOKENS, make_tiny_model
 
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
-from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.prompts import PromptTemplate
-from dsd_ros.vlm.sequence import next_logits_together
 
 INSTRUCTION = "find it"
 REPLY = [3, 77, 200, 12, 12, 255, 90]
@@ -65,61 +63,6 @@ def test_pictures_of_any_sizes_equal_transformers(model, picture, steps, count):
         same(sequence.next_logits(), expected[index])
         sequence.append([token])
     same(sequence.next_logits(), expected[-1])
-
-
-def test_positions_of_every_prompt_token_are_those_of_transformers(model, picture, steps):
-    image, history = picture(1), steps(3)
-    seen = {}
-    backbone = model._backbone
-    read = backbone.read
-
-    def spying(*given):
-        seen["prompt"] = read(*given)
-        return seen["prompt"]
-
-    backbone.read = spying
-    try:
-        model.prefill(image, INSTRUCTION, history)
-    finally:
-        del backbone.read
-    positions, _, _ = by_transformers(model, image, history, [])
-    assert torch.equal(seen["prompt"].positions[:, 0], positions)
-
-
-def test_order_pictures_and_actions_all_count(model, picture, steps):
-    image, history = picture(1), steps(2)
-    told = [
-        model.prefill(image, INSTRUCTION, past).next_logits()
-        for past in ([], history, history[::-1], history[1:], [(history[0][0], history[1][1]), history[1]])
-    ]
-    for index, one in enumerate(told):
-        for other in told[index + 1 :]:
-            assert not torch.allclose(one, other, atol=1e-3)
-    torch.testing.assert_close(model.prefill(image, INSTRUCTION).next_logits(), told[0])
-
-
-def test_trees_batches_forks_and_exits_work_after_a_history(model, picture, steps):
-    image, history = picture(1), steps(2)
-    *_, expected = by_transformers(model, image, history, REPLY)
-    sequence = model.prefill(image, INSTRUCTION, history)
-    rows = sequence.verify_tree([REPLY[0], 9, REPLY[1]], [-1, -1, 0])
-    same(rows[[0, 1, 3]], expected[:3])
-    sequence.keep_path([0, 2])
-    same(sequence.next_logits(), expected[2])
-    alone = model.prefill(image, INSTRUCTION)
-    twin = sequence.fork()
-    twin.append(REPLY[2:5])
-    alone.append([1, 2])
-    together = next_logits_together([twin, alone, sequence])
-    same(together[0], expected[5])
-    same(together[2], expected[2])
-    sequence.rollback(0)
-    hidden = []
-    same(sequence.verify(REPLY, lambda layer, rows: hidden.append(rows)), expected)
-    adapters = ExitAdapters.untrained(model)
-    for layer in adapters.layers:
-        logits = adapters.logits(model, layer, hidden[layer - 1])
-        assert logits.shape == (len(REPLY) + 1, model.vocab_size)
 
 
 def test_what_a_prompt_says_of_earlier_steps():

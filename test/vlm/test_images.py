@@ -4,7 +4,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -27,18 +26,6 @@ from dsd_ros.vlm.errors import ImageError
 )
 def test_smart_resize_values(size, bounds, expected):
     assert smart_resize(*size, 28, *bounds) == expected
-
-
-@given(st.integers(1, 4000), st.integers(1, 4000))
-def test_smart_resize_keeps_its_promises(height, width):
-    if max(height, width) > 200 * min(height, width):
-        with pytest.raises(ImageError, match="too elongated"):
-            smart_resize(height, width)
-        return
-    new_height, new_width = smart_resize(height, width)
-    assert new_height % 28 == 0 and new_width % 28 == 0
-    assert new_height >= 28 and new_width >= 28
-    assert 3136 <= new_height * new_width <= 12845056
 
 
 def test_smart_resize_is_the_packages_rule():
@@ -70,6 +57,7 @@ def test_views_of_arrays_are_read_right(model_directory, picture):
     "image",
     [
         np.zeros((0, 10, 3), np.uint8),
+        np.zeros((2, 1000, 3), np.uint8),  # too elongated
         np.zeros((10, 10), np.uint8),
         np.zeros((10, 10, 4), np.uint8),
         np.zeros((3, 10, 10), np.uint8),
@@ -82,8 +70,3 @@ def test_views_of_arrays_are_read_right(model_directory, picture):
 def test_what_is_no_picture(model, image):
     with pytest.raises(ImageError):
         model.prefill(image, "find the silver bottle")
-
-
-def test_too_long_a_strip(model):
-    with pytest.raises(ImageError, match="too elongated"):
-        model.prefill(np.zeros((2, 1000, 3), np.uint8), "find the silver bottle")

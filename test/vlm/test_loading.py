@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
 
 from dsd_ros.paths import models_directory
-from dsd_ros.vlm import prompts
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
 from dsd_ros.vlm.quantization import quantize_on_cpu
@@ -42,7 +41,7 @@ def test_models_may_be_loaded_by_many_threads_at_once():
     """transformers alone cannot: tied weights stay missing from then on, in every later model too."""
     draft = str(models_directory() / "draft")  # its LM head is its embeddings
     with ThreadPoolExecutor(6) as pool:
-        models = list(pool.map(lambda _: load_model(ModelSettings(draft)), range(24)))
+        models = list(pool.map(lambda _: load_model(ModelSettings(draft)), range(12)))
     for model in (*models, load_model(ModelSettings(draft))):
         assert model.hf.get_input_embeddings().weight is model.hf.get_output_embeddings().weight
 
@@ -90,58 +89,20 @@ def test_stock_layout_loads_the_same(model, own_directory, picture):
     torch.testing.assert_close(logits, model.prefill(picture(), INSTRUCTION).next_logits())
 
 
-def test_stock_sizes_fit_the_same_code():
-    """Qwen2-VL-2B's published sizes build, on the meta device, with the parts used here."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    config = Qwen2VLConfig(
-        hidden_size=1536,
-        intermediate_size=8960,
-        max_position_embeddings=32768,
-        num_attention_heads=12,
-        num_hidden_layers=28,
-        num_key_value_heads=2,
-        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
-        rope_theta=1000000.0,
-        tie_word_embeddings=True,
-        vocab_size=151936,
-        vision_config={"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "in_chans": 3},
-    )
-    with torch.device("meta"):
-        hf = Qwen2VLForConditionalGeneration(config)
-    language = hf.model.language_model
-    assert len(language.layers) == hf.config.text_config.num_hidden_layers == 28
-    assert hf.config.text_config.max_position_embeddings == 32768
-    assert set(hf.config.text_config.layer_types) == {"full_attention"}
-    assert hf.config.text_config.rope_parameters["rope_type"] == "default"
-    assert language.rotary_emb.inv_freq.shape == (64,)
-    assert hf.lm_head.weight.shape == (151936, 1536)
-    assert hf.model.visual.spatial_merge_size == 2
-
-
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "./models/nothing", "nothing", "~/nothing/here", "a/b/c"])
-def test_missing_directory(path):
-    with pytest.raises(ModelError, match="there is no model directory .*check the path"):
-        load_model(ModelSettings(path))
-
-
-def test_directory_whose_parent_exists_is_never_a_hub_id(tmp_path, monkeypatch):
-    (tmp_path / "models").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="there is no model directory models/target"):
-        load_model(ModelSettings("models/target"))
-
-
-def test_hub_id_offline(monkeypatch, tmp_path):
+def test_what_is_no_model_directory_is_named_with_the_remedy(own_directory, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="HF_HUB_OFFLINE forbids downloading"):
-        load_model(ModelSettings("nobody-at-all/no-such-model"))
-
-
-def test_file_instead_of_directory(own_directory):
-    with pytest.raises(ModelError, match="is a file; give the model's directory"):
-        load_model(ModelSettings(str(own_directory / "config.json")))
+    monkeypatch.chdir(own_directory)
+    (own_directory / "models").mkdir()
+    for path, sentence in (
+        ("/nowhere/at/all", "there is no model directory .*check the path"),
+        ("~/nothing/here", "there is no model directory .*check the path"),
+        ("a/b/c", "there is no model directory .*check the path"),
+        ("models/target", "there is no model directory models/target"),  # no hub id, since its parent exists
+        ("nobody-at-all/no-such-model", "HF_HUB_OFFLINE forbids downloading"),
+        ("config.json", "is a file; give the model's directory"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            load_model(ModelSettings(path))
 
 
 @pytest.mark.parametrize(
@@ -154,11 +115,12 @@ def test_file_instead_of_directory(own_directory):
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
         ("preprocessor_config.json", None, "is missing; copy it"),
         ("preprocessor_config.json", "[", "cannot be used"),
+        ("preprocessor_config.json", '{"min_pixels": 1000000, "max_pixels": 100000}', "has min_pixels 1000000"),
         ("chat_template.jinja", None, "has no chat template"),
         ("dsd.json", '{"format": 2, "prompt": "{instruction}"}', "has format 2"),
         ("dsd.json", '{"format": 1}', "no text under 'prompt'"),
         ("dsd.json", '{"format": 1, "prompt": "go"}', r"must contain \{instruction\}"),
-        ("model.safetensors", None, "cannot be loaded"),
+        ("model.safetensors", None, "holds no \\*.safetensors weights"),
         ("model.safetensors", "no tensors", "cannot be loaded"),
     ],
 )
@@ -170,13 +132,6 @@ def test_damaged_directory(own_directory, name, content, sentence):
     with pytest.raises(ModelError, match=sentence) as caught:
         load_model(ModelSettings(str(own_directory)))
     assert "\n" not in str(caught.value)
-
-
-def test_truncated_weights(own_directory):
-    path = own_directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_model(ModelSettings(str(own_directory)))
 
 
 def test_missing_tensor(own_directory):
@@ -193,7 +148,7 @@ def test_pickled_weights_are_not_read(own_directory):
     weights = load_file(own_directory / "model.safetensors")
     (own_directory / "model.safetensors").unlink()
     torch.save(weights, own_directory / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="holds no"):
         load_model(ModelSettings(str(own_directory)))
 
 
@@ -235,23 +190,6 @@ def test_four_bit_says_what_to_install(model_directory, monkeypatch):
         load_model(ModelSettings(str(model_directory), device="cuda", quantization="4bit"))
 
 
-def test_int8_runs_and_answers_nearly_the_same(model, model_directory, picture):
-    quantized = load_model(ModelSettings(str(model_directory), quantization="int8"))
-    kinds = {type(m).__module__ for m in quantized.hf.model.language_model.layers[0].mlp.children()}
-    assert any("quantized" in kind for kind in kinds)
-    assert "quantized" in type(quantized.hf.lm_head).__module__
-    assert isinstance(quantized.hf.model.visual.blocks[0].mlp.fc1, torch.nn.Linear)
-    reply = [3, 77, 200, 12]
-    exact = model.prefill(picture(), INSTRUCTION).verify(reply).softmax(-1)
-    sequence = quantized.prefill(picture(), INSTRUCTION)
-    close = sequence.verify(reply).softmax(-1)
-    assert (torch.minimum(exact, close).sum(-1) > 0.7).all()
-    sequence.rollback(2)
-    again = sequence.verify(reply[2:]).softmax(-1)
-    assert (torch.minimum(again, close[2:]).sum(-1) > 0.9).all()
-    assert quantized.tokenizer_fingerprint == model.tokenizer_fingerprint
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 0.7), ("4bit", 0.4)])
 def test_smaller_matrices_on_the_cpu(model, model_directory, picture, dtype, quantization, share):
@@ -260,6 +198,7 @@ def test_smaller_matrices_on_the_cpu(model, model_directory, picture, dtype, qua
     layer = smaller.hf.model.language_model.layers[0]
     for matrix in (smaller.hf.lm_head, layer.mlp.up_proj, layer.self_attn.q_proj):
         assert not isinstance(matrix, torch.nn.Linear) or "quantized" in type(matrix).__module__
+    assert isinstance(smaller.hf.model.visual.blocks[0].mlp.fc1, torch.nn.Linear)
     reply = [3, 77, 200, 12]
     exact = model.prefill(picture(), INSTRUCTION).verify(reply).softmax(-1)
     close = smaller.prefill(picture(), INSTRUCTION).verify(reply)
@@ -356,59 +295,3 @@ def test_a_git_lfs_pointer_is_named_with_the_remedy(own_directory, name):
     (own_directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
     with pytest.raises(ModelError, match=f"{name} is a Git LFS pointer.*run 'git lfs pull'"):
         load_model(ModelSettings(str(own_directory)))
-
-
-@pytest.mark.parametrize("shard", ["model-00001-of-00002.safetensors", "../../../../etc/passwd", "/etc/passwd", 7])
-def test_an_index_names_only_files_in_its_directory(own_directory, shard):
-    content = json.dumps({"metadata": {}, "weight_map": {"x": shard}})
-    (own_directory / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ModelError, match="names 1 files that are not in its directory"):
-        load_model(ModelSettings(str(own_directory)))
-    for damaged in ("[]", '{"weight_map": 3}', "{", '{"weight_map": {"x": []}}'):
-        (own_directory / "model.safetensors.index.json").write_text(damaged)
-        with pytest.raises(ModelError, match="cannot be read as an index"):
-            load_model(ModelSettings(str(own_directory)))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"max_pixels": 0},
-        {"max_pixels": -1},
-        {"min_pixels": 10**6, "max_pixels": 10**5},
-        {"min_pixels": 10**12, "max_pixels": 10**13},
-        {"size": {"shortest_edge": 3136, "longest_edge": 0}},
-        {"image_std": [0.0, 0.1, 0.1]},
-        {"image_mean": [float("nan"), 0.1, 0.1]},
-        {"patch_size": 0},
-    ],
-)
-def test_bounds_of_pictures_that_cannot_be_are_refused(own_directory, changed):
-    path = own_directory / "preprocessor_config.json"
-    content = json.loads(path.read_text())
-    for name in ("min_pixels", "max_pixels"):
-        content.pop(name, None)
-    path.write_text(json.dumps(content | changed))
-    with pytest.raises(ModelError, match=r"preprocessor_config.json (has min_pixels|normalises|cannot be used)"):
-        load_model(ModelSettings(str(own_directory)))
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 'x' * 8000000000 }}",
-        "{{ 9 ** 9 ** 9 }}",
-        "{{ 'x'.center(8000000000) }}",
-        "{% set n = namespace(x='xxxxxxxx') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
-        "{{ raise_exception('no') }}",
-        "{% if %}",
-    ],
-)
-def test_a_chat_template_that_does_not_end_or_fails_is_one_sentence(own_directory, monkeypatch, template):
-    monkeypatch.setattr(prompts, "TEMPLATE_S", 0.5)
-    (own_directory / "chat_template.jinja").write_text(template)
-    with pytest.raises(ModelError, match="chat template") as caught:
-        load_model(ModelSettings(str(own_directory))).template.render("find the chair", 0)
-    assert "\n" not in str(caught.value)

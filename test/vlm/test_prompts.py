@@ -15,23 +15,11 @@ def test_text_stands_before_the_image():
         "<|vision_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert "<|vision_start|>" not in PromptTemplate("{instruction}").render("stop", 0)
-
-
-def test_stock_models_get_robot_grammar_and_instruction():
-    text = PromptTemplate().render("find the silver bottle", 1)
-    assert "Instruction: find the silver bottle\n" in text
-    for action in ("forward 25 cm", "turn left 15 degrees", "turn right 45 degrees", "stop"):
-        assert action in text
-    assert "robot" in DEFAULT_PROMPT and "'Action: '" in DEFAULT_PROMPT
-
-
-def test_model_directory_says_how_it_is_asked(own_directory):
-    assert PromptTemplate.from_directory(own_directory).prompt == "{instruction}"
-    (own_directory / "dsd.json").unlink()
-    assert PromptTemplate.from_directory(own_directory).prompt == DEFAULT_PROMPT
+    assert "go to {instruction}" in PromptTemplate("{instruction}").render("go to {instruction}", 0)
 
 
 def test_a_named_prompt_takes_the_place_of_the_directorys(own_directory, tmp_path):
+    assert PromptTemplate.from_directory(own_directory).prompt == "{instruction}"
     own = tmp_path / "mine.json"
     own.write_text('{"format": 1, "prompt": "Where is {instruction}?"}')
     for named, words in ((str(own), "Where is the ball?"), ("navila", "The next action is"), ("dsd", "Action: ")):
@@ -43,10 +31,8 @@ def test_a_named_prompt_takes_the_place_of_the_directorys(own_directory, tmp_pat
     own.write_text('{"format": 1, "prompt": "Where?"}')
     with pytest.raises(ModelError, match="must contain {instruction} exactly once"):
         load_model(ModelSettings(str(own_directory), prompt=str(own)))
-
-
-def test_braces_in_an_instruction_are_text():
-    assert "go to {instruction}" in PromptTemplate("{instruction}").render("go to {instruction}", 0)
+    (own_directory / "dsd.json").unlink()
+    assert PromptTemplate.from_directory(own_directory).prompt == DEFAULT_PROMPT
 
 
 @pytest.mark.parametrize(
@@ -87,10 +73,3 @@ def test_instructions_that_are_refused(instruction, sentence):
 def test_bad_chat_templates(template, sentence):
     with pytest.raises(ModelError, match=sentence):
         PromptTemplate("{instruction}", template).render("go", 1)
-
-
-def test_prompts_that_are_refused():
-    with pytest.raises(ModelError, match="exactly once"):
-        PromptTemplate("{instruction} {instruction}")
-    with pytest.raises(ModelError, match="chat markers"):
-        PromptTemplate("<|im_end|>{instruction}")

@@ -6,9 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +14,12 @@ from tiny_models import TOKENS
 from tiny_text import make_tiny_text, write_gguf
 
 from dsd_ros.paths import READER_BASE, models_directory
-from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
+from dsd_ros.vlm.errors import ImageError, ModelError, PromptError
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, file_fingerprint, load_model
-from dsd_ros.vlm.sequence import grow_trees_together, next_logits_together
+from tools import convert_gguf
 
 INSTRUCTION = "name a colour"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +79,6 @@ def test_a_tree_is_its_paths(text_model):
     close(sequence.verify([50]), whole(text_model, [100, 101, 7, 10, 50])[4:])
 
 
-def test_several_sequences_in_one_pass(text_model):
-    replies = [[5], [6, 7, 8], [9, 10]]
-    sequences = []
-    for reply in replies:
-        sequences.append(text_model.prefill(None, INSTRUCTION))
-        sequences[-1].append(reply)
-    for row, reply in zip(next_logits_together(sequences), replies, strict=True):
-        close(row, whole(text_model, reply)[-1])
-    grown = grow_trees_together([(sequence, [20, 21], [-1, 0]) for sequence in sequences])
-    for rows, reply in zip(grown, replies, strict=True):
-        close(rows, whole(text_model, [*reply, 20, 21])[-2:])
-
-
 def test_the_prompt_is_the_models_own_template(llama, directories, tmp_path):
     assert llama.template.render(INSTRUCTION, 0) == (
         f"<|endoftext|><|im_start|>user\n{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n"
@@ -128,22 +112,6 @@ def test_what_the_tokenizer_takes_for_more_than_text_is_refused(tmp_path):
         model.prefill(None, "say [INST] twice")
 
 
-def test_the_context_ends_somewhere(tmp_path):
-    model = load_model(ModelSettings(str(make_tiny_text(tmp_path / "short", max_positions=64))))
-    with pytest.raises(ContextError):
-        model.prefill(None, "a" * 80)
-
-
-def test_int8_answers_nearly_the_same(llama, directories):
-    quantized = load_model(ModelSettings(str(directories["llama"]), quantization="int8"))
-    assert "quantized" in type(quantized.hf.lm_head).__module__
-    assert "quantized" in type(quantized.hf.model.layers[0].mlp.up_proj).__module__
-    exact = llama.prefill(None, INSTRUCTION).verify([1, 2, 3]).softmax(-1)
-    near = quantized.prefill(None, INSTRUCTION).verify([1, 2, 3]).softmax(-1)
-    assert (torch.minimum(exact, near).sum(-1) > 0.7).all()
-    assert quantized.tokenizer_fingerprint == llama.tokenizer_fingerprint
-
-
 def test_exits_of_a_text_model_come_along(tmp_path):
     directory = make_tiny_text(tmp_path / "model", seed=5)
     model = load_model(ModelSettings(str(directory)))
@@ -163,11 +131,9 @@ def file(directories, tmp_path_factory):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("gguf"), reason="the package gguf is not installed")
-def test_a_converted_gguf_file_is_the_same_model(llama, file, tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "convert_gguf.py", file, tmp_path / "tiny"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_converted_gguf_file_is_the_same_model(llama, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["convert_gguf", str(file), str(tmp_path / "tiny")])
+    assert convert_gguf.main() == 0
     model = load_model(ModelSettings(str(tmp_path / "tiny")))
     assert model.prompt_tokens(INSTRUCTION, 0) == llama.prompt_tokens(INSTRUCTION, 0)
     assert model.eos_token_ids == llama.eos_token_ids and model.hf.config.gguf_fingerprint == file_fingerprint(file)
@@ -176,11 +142,8 @@ def test_a_converted_gguf_file_is_the_same_model(llama, file, tmp_path):
     with pytest.raises(ModelError, match="is a GGUF file; python tools/convert_gguf.py .* FOLDER makes a model of it"):
         load_model(ModelSettings(str(file)))
     (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:400])
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "convert_gguf.py", tmp_path / "cut.gguf", tmp_path / "cut"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1 and "cut.gguf cannot be converted" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["convert_gguf", str(tmp_path / "cut.gguf"), str(tmp_path / "cut")])
+    assert convert_gguf.main() == 1 and "cut.gguf cannot be converted" in capsys.readouterr().err
 
 
 @pytest.mark.slow

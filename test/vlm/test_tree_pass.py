@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tiny_models import TOKENS, make_tiny_model
 
 from dsd_ros.decoding.tree import TokenTree
-from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
 from dsd_ros.vlm.errors import ContextError, SequenceError
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.sequence import TreeLayout, grow_trees_together, next_logits_together
+from dsd_ros.vlm.sequence import TreeLayout, grow_trees_together
 
 INSTRUCTION = "find the silver bottle"
 REPLY = [3, 77, 200, 12, 12]
@@ -76,26 +73,7 @@ def test_layout_by_hand():
     assert held.positions.tolist() == [4] and held.end == 5
 
 
-def test_mask_and_positions_of_64_nodes_take_little_cpu(model):
-    """Under half a millisecond of this thread's own time, whatever else the machine does."""
-    parents = TokenTree(tuple(range(64)), (-1, -1, *(n // 2 for n in range(62)))).parents_bytes()
-    cos, sin = model._text_rotations(1200)
-    spent = []
-    for _ in range(30):
-        began = time.thread_time_ns()
-        tree = TokenTree.from_bytes(range(64), parents)
-        layout = TreeLayout.of(tree.parents, 0, 1000, 1)
-        mask = torch.from_numpy(layout.mask)[None, None]
-        positions = torch.from_numpy(layout.positions)
-        rotations = cos[:, positions], sin[:, positions]
-        spent.append(time.thread_time_ns() - began)
-        assert mask.shape == (1, 1, 65, 1065) and rotations[0].shape[1] == 65
-    assert min(spent) < 500_000
-
-
-@pytest.mark.parametrize("with_image", [True, False])
-@pytest.mark.parametrize("pending", [0, 1, 3])
-@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize(("with_image", "pending", "hooked"), [(True, 0, True), (False, 3, False), (True, 1, True)])
 def test_every_node_equals_its_path(model, picture, forwards, with_image, pending, hooked):
     image = picture() if with_image else None
     expected = rows_alone(model, image, REPLY[: 2 + pending], TREE)
@@ -129,7 +107,7 @@ def test_directly_after_the_prompt(model, picture):
     same(sequence.verify_tree([], [], hook), expected[:1])
 
 
-@pytest.mark.parametrize("node", range(-1, len(TREE)))
+@pytest.mark.parametrize("node", [-1, 2, 6])
 def test_every_path_can_be_kept(model, picture, forwards, node):
     sequence = model.prefill(picture(), INSTRUCTION)
     sequence.append(REPLY)
@@ -171,96 +149,6 @@ def test_growing_level_by_level_is_one_pass_a_level(model, picture, forwards):
     same(other.next_logits(), expected[0])
     same(other.grow_tree(TREE.tokens[3:], TREE.parents[3:]), expected[4:])
     assert forwards == [8, 4]
-
-
-def test_growers_and_sequences_fit_together(model, picture, forwards):
-    """Every accepted path of a grown tree leaves the draft's sequence as plain feeding would."""
-    for grower in (
-        ExpansionTree((2, 2, 2), generator=np.random.default_rng(3)),
-        ExpansionTree((3, 1, 2)),
-        BudgetTree(16, 4),
-    ):
-        sequence = model.prefill(picture(), INSTRUCTION)
-        sequence.append(REPLY)
-        forwards.clear()
-        grower.take(torch.softmax(sequence.next_logits(), -1)[None])
-        while not grower.complete:
-            grower.take(torch.softmax(sequence.grow_tree(*grower.level), -1))
-        assert len(forwards) <= 4
-        grown = grower.grown()
-        for node in range(-1, len(grown.tree), 3):
-            path = grown.tree.path_to(node)
-            twin = sequence.fork()
-            held, missing = grown.split(path)
-            twin.keep_path(held)
-            twin.append(missing)
-            assert twin.tokens == [*REPLY, *grown.tree.tokens_of(path)]
-            same(twin.next_logits(), alone(model, picture(), twin.tokens))
-
-
-def test_forks_keep_different_paths(model, picture):
-    first = model.prefill(picture(), INSTRUCTION)
-    first.append(REPLY)
-    expected = rows_alone(model, picture(), REPLY, TREE)
-    first.verify_tree(TREE.tokens, TREE.parents)
-    second, third = first.fork(), first.fork()
-    first.keep_path((2, 5))
-    second.keep_path((0, 4, 6))
-    third.append([9])
-    same(first.next_logits(), expected[6])
-    same(second.next_logits(), expected[7])
-    same(third.next_logits(), alone(model, picture(), [*REPLY, 9]))
-    for sequence in (first, second, third):
-        sequence.rollback(2)
-        same(sequence.verify_tree(TREE.tokens, TREE.parents)[1:],
-             rows_alone(model, picture(), REPLY[:2], TREE)[1:])  # fmt: skip
-
-
-def test_whatever_changes_the_reply_drops_the_tree(model, picture):
-    def hung():
-        sequence = model.prefill(picture(), INSTRUCTION)
-        sequence.append(REPLY)
-        sequence.verify_tree(TREE.tokens, TREE.parents)
-        return sequence
-
-    changes = {
-        (*REPLY, 9): lambda s: s.append([9]),
-        (*REPLY, 9, 8): lambda s: s.verify([9, 8]),
-        (*REPLY[:3],): lambda s: s.rollback(3),
-        (*REPLY,): lambda s: s.rollback(len(REPLY)),
-    }
-    for reply, change in changes.items():
-        sequence = hung()
-        change(sequence)
-        assert tuple(sequence.tokens) == reply
-        with pytest.raises(SequenceError, match="not a path of the 0-node tree"):
-            sequence.keep_path([0])
-        same(next_logits_together([sequence])[0], alone(model, picture(), list(reply)))
-        check_cache(sequence, picture())
-    # A new tree takes the old one's place; looking at what is known does not harm it.
-    sequence = hung()
-    same(sequence.verify_tree([1, 2], [-1, 0])[2], alone(model, picture(), [*REPLY, 1, 2]))
-    sequence.next_logits()
-    sequence.keep_path([0, 1])
-    check_cache(sequence, picture())
-    # A tree after a row that is not known any more.
-    sequence = hung()
-    sequence.rollback(2)
-    same(sequence.verify_tree(TREE.tokens, TREE.parents),
-         rows_alone(model, picture(), REPLY[:2], TREE))  # fmt: skip
-
-
-def test_hanging_trees_step_aside_in_batches(model, picture):
-    sequences = [model.prefill(picture(seed), INSTRUCTION) for seed in range(2)]
-    for sequence in sequences:
-        sequence.append(REPLY)
-        sequence.verify_tree(TREE.tokens, TREE.parents)
-    sequences[0].keep_path([0, 3])
-    sequences[0].append([50])
-    sequences[1].append([51])
-    first, second = next_logits_together(sequences)
-    same(first, alone(model, picture(0), [*REPLY, 5, 7, 50]))
-    same(second, alone(model, picture(1), [*REPLY, 51]))
 
 
 def test_trees_of_several_sequences_grow_in_one_pass(model, picture, forwards):
@@ -331,6 +219,10 @@ def test_failures_leave_the_sequence_as_it_was(model, picture, monkeypatch):
         sequence.verify_tree([1, model.vocab_size], [-1, -1])
     sequence.keep_path([0, 4, 6])
     check_cache(sequence, picture())
+    sequence.verify_tree(TREE.tokens, TREE.parents)
+    sequence.append([9])  # drops the tree
+    with pytest.raises(SequenceError, match="not a path of the 0-node tree"):
+        sequence.keep_path([0])
 
 
 def test_the_context_holds_paths_not_nodes(tmp_path):
@@ -365,7 +257,7 @@ STEP = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, min_size=3, max_size=10), with_image=st.booleans())
 def test_any_history_equals_a_fresh_sequence(model, picture, steps, with_image):
     image = picture(4) if with_image else None

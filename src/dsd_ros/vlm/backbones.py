@@ -9,7 +9,6 @@ transformers' image processor.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import struct
 import threading
@@ -72,6 +71,13 @@ def check_image(image: np.ndarray) -> None:
         )
 
 
+def picture_name(image: np.ndarray) -> str:
+    """What a cache knows a picture by: the same for the same pixels, and for no others."""
+    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.hexdigest()
+
+
 class ImageProcessor:
     """Prepares pictures for one model, by the bounds and patch sizes in its ``preprocessor_config.json``."""
 
@@ -89,20 +95,14 @@ class ImageProcessor:
             self.max_pixels = int(size["longest_edge"])
             self.patch_size = int(self._processor.patch_size)
             self.merge_size = int(self._processor.merge_size)
-            given = json.loads(path.read_text(encoding="utf-8"))
-            numbers = [*self._processor.image_mean, *self._processor.image_std, self._processor.rescale_factor]
         except Exception as error:
             raise ModelError(f"{path} cannot be used: {' '.join(str(error).split())}") from error
-        low, high = given.get("min_pixels", self.min_pixels), given.get("max_pixels", self.max_pixels)
-        low, high = (self.min_pixels if low is None else low), (self.max_pixels if high is None else high)
         area = (self.patch_size * self.merge_size) ** 2
-        if not (self.patch_size > 0 < self.merge_size and 0 < low <= high >= area and low <= MAX_PIXELS):
+        if not (area > 0 and self.min_pixels <= self.max_pixels >= area and self.min_pixels <= MAX_PIXELS):
             raise ModelError(
-                f"{path} has min_pixels {low} and max_pixels {high}; give 1 to {MAX_PIXELS}, the second not below the "
-                f"first nor below {area}, the pixels of a token"
+                f"{path} has min_pixels {self.min_pixels} and max_pixels {self.max_pixels}; give up to {MAX_PIXELS}, "
+                f"the second not below the first nor below {area}, the pixels of a token"
             )
-        if not all(math.isfinite(number) for number in numbers) or min(self._processor.image_std) <= 0:
-            raise ModelError(f"{path} normalises pictures by {numbers}; give finite numbers, and image_std above 0")
 
     @property
     def side_factor(self) -> int:
@@ -169,14 +169,14 @@ def _use_attend(config: Any) -> None:
 class Picture(NamedTuple):
     """A picture as the vision tower reads it, with the number of prompt tokens it takes.
 
-    name: a digest, if the tower's features are worth keeping. features: (tokens, hidden size), once they are known;
+    name: by ``picture_name``, if the features are worth keeping. features: (tokens, hidden size), once they are known;
     ``pixels`` is empty then. deep: (layers, tokens, hidden size), what DeepStack adds after the first decoder layers.
     """
 
     pixels: torch.Tensor
     grid: torch.Tensor
     tokens: int
-    name: bytes = b""
+    name: str = ""
     features: torch.Tensor | None = None
     deep: torch.Tensor | None = None
 
@@ -261,7 +261,7 @@ class QwenVlBackbone(TextBackbone):
         self._images = images
         self._image_token: int = hf.config.image_token_id
         # Each picture counts as at least a 64th of the room, which bounds their number too.
-        self._known: LRUCache[bytes, Picture] = LRUCache(_FEATURES_BYTES, getsizeof=_kept_bytes)
+        self._known: LRUCache[str, Picture] = LRUCache(_FEATURES_BYTES, getsizeof=_kept_bytes)
         self._lock = threading.Lock()
 
     @property
@@ -274,9 +274,7 @@ class QwenVlBackbone(TextBackbone):
         if not reuse:
             return super().look(image)
         check_image(image)
-        digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
-        digest.update(np.ascontiguousarray(image).data)
-        name = digest.digest()
+        name = picture_name(image)
         with self._lock:
             known = self._known.get(name)
         return known or super().look(image)._replace(name=name)

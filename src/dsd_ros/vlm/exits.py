@@ -23,7 +23,6 @@ from dsd_ros.vlm.errors import ModelError
 
 # In a folder of its own: engines take every *.safetensors beside config.json for weights of the model.
 EXITS_FILE = "exits/exits.safetensors"
-FORMER_EXITS_FILE = "exits.safetensors"  # where it was before, and is still read
 _FORMAT = "1"
 _MINIMUM_RANK = 32
 
@@ -128,7 +127,6 @@ class ExitAdapters(nn.Module):
         save_file(tensors, part, metadata=metadata)
         part.chmod(0o644)
         part.replace(path)
-        (directory / FORMER_EXITS_FILE).unlink(missing_ok=True)
         return path
 
 
@@ -136,9 +134,8 @@ def load_exits(
     directory: Path, model_fingerprint: str, hidden_size: int, num_layers: int, dtype: torch.dtype, device: torch.device
 ) -> ExitAdapters | None:
     """The frozen exits stored with a model; None if there are none, ModelError if they do not fit."""
-    places = [directory / EXITS_FILE, directory / FORMER_EXITS_FILE]
-    path = next((place for place in places if place.exists()), None)
-    if path is None:
+    path = directory / EXITS_FILE
+    if not path.exists():
         return None
     remedy = "train them again with `dsd-lab train exits`, or delete the file"
     try:

@@ -6,8 +6,6 @@ For targets whose weights are in another process. ``loading.load_front`` makes o
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.constraint import Constrainer
-from dsd_ros.vlm.backbones import ImageProcessor
+from dsd_ros.vlm.backbones import ImageProcessor, picture_name
 from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.prompts import PromptTemplate
 
@@ -95,13 +93,6 @@ class ModelFront:
             pictures.append(PreparedPicture(picture_name(picture), pixels, grid, offset, count))
             offset += count
         return PreparedPrompt(ids, pictures)
-
-
-def picture_name(image: np.ndarray) -> str:
-    """What a cache knows a picture by: the same for the same pixels, and for no others."""
-    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
-    digest.update(np.ascontiguousarray(image).data)
-    return digest.hexdigest()
 
 
 def check_pictures(

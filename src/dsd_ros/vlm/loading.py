@@ -27,7 +27,7 @@ from dsd_ros.startup import import_transformers
 from dsd_ros.vlm.adapters import ADAPTER_FILE, base_directory, merge_adapter, read_adapter
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
+from dsd_ros.vlm.exits import EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
@@ -59,10 +59,36 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
         raise ModelError(f"{path} is a GGUF file; python tools/convert_gguf.py {path} FOLDER makes a model of it")
+    adapter = None
     if (path / ADAPTER_FILE).is_file():
-        model = _load_adapted(path, settings)
+        if settings.quantization == "4bit" and settings.device != "cpu":
+            raise ModelError(f"{path} is merged into its base as it is read; use quantization none or int8 with it")
+        adapter = read_adapter(path)
+        front = _read_front(path, base_directory(adapter.base), settings)
     else:
-        model = _load_directory(resolve_directory(settings.path), settings, exits)
+        front = load_front(settings)
+    hf = _load_weights(front.directory, front.kind, settings)
+    if adapter is not None:
+        merge_adapter(hf, adapter)
+    backbone = TextBackbone(hf) if front.images is None else QwenVlBackbone(hf, front.images)
+    if settings.quantization == "none":
+        hf.to(settings.device)
+    elif settings.device == "cpu":
+        quantize_on_cpu(backbone, settings.quantization)
+    model = VisionLanguageModel(
+        backbone,
+        front.tokenizer,
+        front.template,
+        name=front.name,
+        eos_token_ids=front.eos_token_ids,
+        fingerprint=front.fingerprint,
+        tokenizer_fingerprint=front.tokenizer_fingerprint,
+    )
+    model.batches = settings.quantization != "int8" or settings.device != "cpu"
+    if exits and adapter is None:
+        dtype = hf.get_input_embeddings().weight.dtype
+        sizes = model.hidden_size, model.num_layers
+        model.exits = load_exits(front.directory, model.fingerprint, *sizes, dtype, model.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     return model
@@ -70,130 +96,52 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
 
 def load_front(settings: ModelSettings) -> ModelFront:
     """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if that is wrong."""
+    directory = resolve_directory(settings.path)
+    return _read_front(directory, directory, settings)
+
+
+def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFront:
+    """``base``: the folder of an adapter's base model, whose tokenizer and configuration count; else ``directory``."""
     from transformers import AutoConfig, GenerationConfig
 
-    directory = resolve_directory(settings.path)
     _check_files(directory)
-    kind = _model_type(directory)
+    _check_files(base)
+    kind = _model_type(base)
     text_only = not kind.endswith("_vl")
-    tokenizer, tokenizer_hash = _load_tokenizer(directory)
-    markers = _markers(tokenizer) if text_only else ()
+    tokenizer, tokenizer_hash = _load_tokenizer(base)
     try:
-        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-        stated = (directory / "generation_config.json").exists()
-        generation = GenerationConfig.from_pretrained(str(directory), local_files_only=True) if stated else None
+        config = AutoConfig.from_pretrained(str(base), local_files_only=True)
+        stated = (base / "generation_config.json").exists()
+        generation = GenerationConfig.from_pretrained(str(base), local_files_only=True) if stated else None
     except Exception as error:
-        raise ModelError(f"the configuration in {directory} cannot be read: {_first_line(error)}") from error
-    _check_fit(directory, config, tokenizer)
+        raise ModelError(f"the configuration in {base} cannot be read: {_first_line(error)}") from error
+    _check_fit(base, config, tokenizer)
+    # The texts that the tokenizer always reads as special tokens.
+    special = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
+    markers = special if text_only else ()
     return ModelFront(
-        directory,
+        base,
         kind,
         config,
         tokenizer,
         PromptTemplate.from_directory(directory, text_only=text_only, markers=markers, prompt=settings.prompt),
-        None if text_only else ImageProcessor(directory),
+        None if text_only else ImageProcessor(base),
         name=directory.resolve().name if user_path(settings.path).is_dir() else settings.path,
-        eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
+        eos_token_ids=_eos_token_ids(base, config, generation, tokenizer),
         fingerprint=model_fingerprint(directory),
         tokenizer_fingerprint=tokenizer_hash,
     )
 
 
 def _check_files(directory: Path) -> None:
-    """ModelError for a file that Git LFS has not fetched, or an index of shards that are not in the directory."""
+    """ModelError for a file that is the pointer that Git LFS leaves in its place."""
     for path in sorted([*directory.iterdir(), directory / EXITS_FILE]):
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
-            check_fetched(path)
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return
-    try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        known = {path.name for path in directory.glob("*.safetensors")}
-        missing = sorted(str(shard) for shard in shards if shard not in known)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{index} cannot be read as an index of weights ({error}); fetch it again") from error
-    if missing:
-        raise ModelError(
-            f"the model in {directory} cannot be loaded: its {index.name} names {len(missing)} files that are not "
-            f"in its directory, {missing[0]!r} among them; fetch the model again"
-        )
-
-
-def check_fetched(path: Path) -> None:
-    """ModelError if a file is the pointer that Git LFS leaves in its place."""
-    with path.open("rb") as stream:
-        if stream.read(len(_LFS)) == _LFS:
-            raise ModelError(f"{path} is a Git LFS pointer, not the file itself; run 'git lfs pull' in its repository")
-
-
-def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
-    _check_files(directory)
-    kind = _model_type(directory)
-    text_only = not kind.endswith("_vl")
-    images = None if text_only else ImageProcessor(directory)
-    tokenizer, tokenizer_hash = _load_tokenizer(directory)
-    markers = _markers(tokenizer) if text_only else ()
-    template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers, prompt=settings.prompt)
-    hf = _load_weights(directory, kind, settings)
-    backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
-    name = directory.resolve().name if user_path(settings.path).is_dir() else settings.path
-    fingerprints = model_fingerprint(directory), tokenizer_hash
-    model = _model(directory, name, backbone, tokenizer, template, fingerprints, settings)
-    return _with_exits(model, directory) if exits else model
-
-
-def _load_adapted(directory: Path, settings: ModelSettings) -> VisionLanguageModel:
-    """The base model beside a directory, with the adapter, the prompts and the chat template of the directory."""
-    _check_files(directory)
-    if settings.quantization == "4bit" and settings.device != "cpu":
-        raise ModelError(f"{directory} is merged into its base as it is read; use quantization none or int8 with it")
-    adapter = read_adapter(directory)
-    base = base_directory(adapter.base)
-    _check_files(base)
-    tokenizer, tokenizer_hash = _load_tokenizer(base)
-    hf = _load_weights(base, _model_type(base), settings)
-    merge_adapter(hf, adapter)
-    template = PromptTemplate.from_directory(
-        directory, text_only=True, markers=_markers(tokenizer), prompt=settings.prompt
-    )
-    fingerprints = model_fingerprint(directory), tokenizer_hash
-    return _model(base, directory.resolve().name, TextBackbone(hf), tokenizer, template, fingerprints, settings)
-
-
-def _with_exits(model: VisionLanguageModel, path: Path) -> VisionLanguageModel:
-    """The model with the exits stored for the directory ``path``, if there are any."""
-    dtype = model.hf.get_input_embeddings().weight.dtype
-    model.exits = load_exits(path, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device)
-    return model
-
-
-def _model(
-    path: Path,
-    name: str,
-    backbone: TextBackbone,
-    tokenizer: Any,
-    template: PromptTemplate,
-    fingerprints: tuple[str, str],
-    settings: ModelSettings,
-) -> VisionLanguageModel:
-    """The checked model, moved or quantized as the settings say; ``fingerprints`` of model and tokenizer."""
-    _check_fit(path, backbone.hf.config, tokenizer)
-    if settings.quantization == "none":
-        backbone.hf.to(settings.device)
-    elif settings.device == "cpu":
-        quantize_on_cpu(backbone, settings.quantization)
-    model = VisionLanguageModel(
-        backbone,
-        tokenizer,
-        template,
-        name=name,
-        eos_token_ids=_eos_token_ids(path, backbone.hf.config, backbone.hf.generation_config, tokenizer),
-        fingerprint=fingerprints[0],
-        tokenizer_fingerprint=fingerprints[1],
-    )
-    model.batches = settings.quantization != "int8" or settings.device != "cpu"
-    return model
+            with path.open("rb") as stream:
+                if stream.read(len(_LFS)) == _LFS:
+                    raise ModelError(
+                        f"{path} is a Git LFS pointer, not the file itself; run 'git lfs pull' in its repository"
+                    )
 
 
 def resolve_directory(path: str) -> Path:
@@ -248,11 +196,6 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
         return Tokenizer.from_str(serialized), tokenizer_fingerprint(serialized)
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
-
-
-def _markers(tokenizer: Any) -> tuple[str, ...]:
-    """The texts that the tokenizer always reads as special tokens."""
-    return tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
 
 
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
@@ -373,7 +316,7 @@ def model_fingerprint(directory: Path) -> str:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):
         config.pop(key, None)
-    files = sorted(f for f in directory.glob("*.safetensors") if f.name != FORMER_EXITS_FILE)
+    files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{directory} holds no *.safetensors weights; download or train the model")
     return _digest([config, [[file.name, _weights_digest(file)] for file in files]])

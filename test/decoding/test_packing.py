@@ -14,7 +14,6 @@ from dsd_ros.decoding.packing import (
     kept_bytes,
     pack_chances,
     pack_distribution,
-    pack_distributions,
     pack_head,
     pack_ids,
     pack_kept,
@@ -22,7 +21,6 @@ from dsd_ros.decoding.packing import (
     pack_rows,
     unpack_chances,
     unpack_distribution,
-    unpack_distributions,
     unpack_head,
     unpack_ids,
     unpack_kept,
@@ -148,14 +146,6 @@ def test_a_head_survives_bit_by_bit_whatever_the_vocabulary(chosen, data):
         unpack_head(packed[:-1], size)
 
 
-@given(st.lists(values, min_size=1, max_size=50))
-def test_rows_and_revealed_probabilities_survive_bit_by_bit(found):
-    p = np.array(found, np.float32)
-    assert unpack_probabilities(pack_probabilities(p), len(p)).tolist() == p.tolist()
-    with pytest.raises(PackingError, match="take"):
-        unpack_probabilities(pack_probabilities(p), len(p) + 1)
-
-
 @pytest.mark.parametrize("wrong", [np.nan, -0.5, 1.5, np.inf])
 def test_what_is_no_probability_is_refused(wrong):
     p = np.array([0.5, wrong], np.float32)
@@ -166,16 +156,3 @@ def test_what_is_no_probability_is_refused(wrong):
     ):
         with pytest.raises(PackingError, match="from 0 to 1"):
             read()
-
-
-@pytest.mark.parametrize("bound", [np.nan, -1.0])
-def test_a_bound_that_is_none_is_refused(bound):
-    with pytest.raises(PackingError, match="bound"):
-        unpack_head(pack_head(np.array([1]), np.array([0.5], np.float32), bound, 8), 8)
-
-
-def test_distributions_survive_bit_by_bit():
-    q = torch.from_numpy(np.random.default_rng(0).random((3, 17), np.float32))
-    assert torch.equal(unpack_distributions(pack_distributions(q), 3, 17), q)
-    with pytest.raises(PackingError, match="bytes"):
-        unpack_distributions(pack_distributions(q), 3, 18)

@@ -15,21 +15,6 @@ def test_greedy_is_a_one_hot_of_the_argmax():
     assert transform(LOGITS, SamplingSettings()).tolist() == [0, 0, 0, 1, 0]
 
 
-def test_greedy_is_the_limit_of_low_temperatures():
-    low = transform(LOGITS, SamplingSettings(temperature=1e-4))
-    assert torch.allclose(low, transform(LOGITS, SamplingSettings()))
-
-
-def test_temperature_one_is_softmax():
-    assert torch.allclose(transform(LOGITS, SamplingSettings(1.0)), torch.softmax(LOGITS, -1))
-
-
-def test_top_k_keeps_the_likeliest():
-    p = transform(LOGITS, SamplingSettings(1.0, top_k=2))
-    assert p.nonzero().ravel().tolist() == [0, 3]
-    assert torch.allclose(p[[0, 3]], torch.softmax(LOGITS[[0, 3]], -1))
-
-
 def test_top_p_keeps_the_smallest_sufficient_set():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     for top_p, kept in ((0.4, 1), (0.6, 2), (0.81, 3), (0.99, 4)):

@@ -5,15 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from dsd_ros.decoding.modes import PRESETS, ModeError, Proof, Shape, mode
-from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.decoding.modes import PRESETS, ModeError, Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings, SettingsError
-
-
-def test_every_preset_can_be_had_by_name():
-    for name, preset in PRESETS.items():
-        assert mode(name) is preset and preset.name == name
-        assert DecodeSettings(mode=name).preset is preset
 
 
 def test_an_unknown_mode_is_refused_naming_the_known():
@@ -54,13 +47,6 @@ def test_a_value_out_of_range_is_refused_by_name(name, value):
         DecodeSettings(**{name: value})
 
 
-def test_sampling_settings_are_those_of_the_decode():
-    chosen = DecodeSettings(temperature=0.5, top_k=3, top_p=0.9)
-    assert chosen.sampling == SamplingSettings(0.5, 3, 0.9)
-    assert DecodeSettings().sampling.greedy
-    assert DecodeSettings().needs_draft and not DecodeSettings(mode="ar").needs_draft
-
-
 def test_exits_are_named_by_their_layers():
     assert DecodeSettings().exits == ()
     assert DecodeSettings(exit_layers="none").exits is None
@@ -71,11 +57,6 @@ def test_exits_are_used_where_they_name_outcomes_to_draft_ahead_for():
     assert DecodeSettings(mode="fsd").uses_exits
     for values in ({"mode": "dsd"}, {"predraft_source": "guesses"}, {"exit_layers": "none"}):
         assert not DecodeSettings(**{"mode": "fsd"} | values).uses_exits
-
-
-def test_only_some_modes_draft_ahead():
-    assert DecodeSettings(mode="fsd").predrafts
-    assert not DecodeSettings(mode="dsd").predrafts and not DecodeSettings(mode="ar").predrafts
 
 
 def test_a_mode_has_its_proof_unless_another_is_asked_for():
@@ -114,13 +95,6 @@ def test_a_mode_has_its_shape_unless_another_is_asked_for():
     assert DecodeSettings(mode="ar", shape="sequence").shaped_by is Shape.SEQUENCE
     with pytest.raises(SettingsError, match="mode ar has no rounds whose drafts could have shape 'expan"):
         DecodeSettings(mode="ar", shape="expansion")
-
-
-def test_a_draft_is_as_deep_as_its_shape_says():
-    assert DecodeSettings(mode="dsd", draft_length=7).depth == 7
-    assert DecodeSettings(mode="dsd", draft_length=7, shape="budget").depth == 7
-    chosen = DecodeSettings(mode="dsd", draft_length=7, shape="expansion", tree_expansion=" 3, 2")
-    assert chosen.depth == 2 and chosen.expansion == (3, 2)
 
 
 def test_a_tree_by_budget_needs_a_target_that_says_one_token():

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from scipy.stats import chisquare
-from sequence_rules import verify_split
 
 from dsd_ros.decoding.methods import DraftVerdict, Result, RoundContext, split
 from dsd_ros.decoding.methods.split import LEAST_CHANCE, rounded_up, split_residual
-from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 
@@ -39,19 +36,6 @@ def test_a_forecast_of_the_recovered_token_mostly_comes_true():
     assert split.forecast(known, tree, context) is known
 
 
-def test_the_recovered_token_is_drawn_from_the_residual():
-    sampling, tree = SamplingSettings(temperature=1.0), TokenTree.chain([2])
-    p, q = row(5, 6), row(9, 6)
-    counts = np.zeros(6)
-    for seed in range(4000):
-        draft = SimpleNamespace(tree=tree, q=[q], context=RoundContext(sampling, seed, 1, 1, 3))
-        counts[split.finish(draft, Result(0, 0, split.pack_target(p[None], False), 6)).next_token] += 1
-    rest = split_residual(p, q).double().numpy()
-    possible = rest > 0
-    assert not counts[~possible].any()
-    assert chisquare(counts[possible], 4000 * rest[possible] / rest.sum()).pvalue > 1e-4
-
-
 def row(seed: int, size: int) -> torch.Tensor:
     values = np.random.default_rng(seed).dirichlet(np.full(size, 0.5))
     return torch.from_numpy(values.astype(np.float32))
@@ -71,11 +55,6 @@ def test_a_chance_is_rounded_to_the_next_of_those_that_travel(value):
     below = torch.tensor([bits - 0x10000], dtype=torch.int32).view(torch.float32)
     assert float(q) <= LEAST_CHANCE or float(below) < float(q)
     assert rounded_up(r).tolist() == r.tolist()
-
-
-def test_rounding_leaves_nothing_above_1():
-    assert rounded_up(torch.tensor([1 + 1e-6, 1 - 1e-6])).tolist() == [1, 1]
-    assert rounded_up(torch.rand(3, 5, 7).transpose(0, 2)).shape == (7, 5, 3)
 
 
 @given(st.integers(0, 1 << 30), st.integers(2, 9), st.integers(-3, 3), st.booleans())
@@ -100,9 +79,3 @@ def test_what_is_emitted_is_the_target(seed, size, difference, rough):
 def test_the_target_is_drawn_from_where_nothing_is_left():
     p = torch.tensor([0.5, 0.5])
     assert split_residual(p, p).tolist() == [0.5, 0.5]
-
-
-@pytest.mark.parametrize("chance", [0.0, -0.5, 1.0001, float("nan")])
-def test_chances_that_are_none_are_refused(chance):
-    with pytest.raises(SamplingError, match="as many probabilities above 0"):
-        verify_split([1], [chance], torch.full((2, 3), 1 / 3), np.random.default_rng())

@@ -8,23 +8,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from by_reference import TwoStreams
 from hypothesis import given, settings as profile, strategies as st
 from scipy import stats
-from sequence_rules import verify_coupled, verify_draft, verify_greedy
+from sequence_rules import TREE, Scripted, distributions
 
-from dsd_ros.decoding import rejection
-from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.methods import DraftVerdict
-from dsd_ros.decoding.reference import multi_candidate
-from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, verify_tree, verify_tree_greedy
+from dsd_ros.decoding.rejection import TreeVerdict, check_tree, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes, parse_expansion
 from dsd_ros.decoding.tree import ROOT, TokenTree, ancestor_mask
-from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, draw_children, likeliest_children
-
-#   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)
-TREE = TokenTree((5, 6, 5, 7, 8, 9, 5), (-1, -1, -1, 0, 0, 2, 4))
+from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, draw_children
 
 
 @st.composite
@@ -90,11 +82,6 @@ def test_mask_paths_and_depths_agree(tree):
         assert cut.depth == depth and cut.inner == tree.inner[: len(cut.inner)]
 
 
-def test_masks_of_more_nodes_than_a_tree_may_have():
-    mask = ancestor_mask([-1, *range(99)])
-    assert np.array_equal(mask, np.tril(np.ones((100, 100), bool)))
-
-
 @pytest.mark.parametrize(
     ("tokens", "parents", "sentence"),
     [
@@ -123,11 +110,6 @@ def test_expansions():
 
 
 # Growing
-
-
-def distributions(seed: int, *shape: int) -> torch.Tensor:
-    rows = np.random.default_rng(seed).dirichlet(np.ones(shape[-1]), shape[:-1])
-    return torch.from_numpy(rows.astype(np.float32))
 
 
 def test_growing_by_expansion_asks_level_by_level():
@@ -165,12 +147,6 @@ def test_nothing_is_drafted_after_an_end():
     only = ExpansionTree((1, 1), ends=frozenset([1]))
     only.take(torch.tensor([[0.0, 1.0]]))
     assert only.complete and only.grown().tree == TokenTree((1,), (-1,))
-
-
-def test_likeliest_children_are_distinct_and_possible():
-    scores = torch.tensor([[0.1, -torch.inf, 3.0], [-torch.inf, 2.0, -torch.inf]])
-    assert likeliest_children(scores, 2) == [[2, 0], [1]]
-    assert likeliest_children(scores, 9) == [[2, 0], [1]]
 
 
 def test_children_are_drawn_with_replacement_and_never_of_weight_zero():
@@ -240,16 +216,6 @@ def test_a_budget_goes_to_the_best_nodes(budget, depth):
     assert expected == pytest.approx(best_by_brute_force(rows, budget, depth))
 
 
-def test_budgets_stop_at_ends_and_at_nothing():
-    assert BudgetTree(0, 3).complete and BudgetTree(3, 0).grown().tree == TokenTree((), ())
-    grower = BudgetTree(5, 3, ends=frozenset([0]))
-    grower.take(torch.tensor([[1.0, 0.0, 0.0]]))
-    assert grower.complete and grower.grown().tree == TokenTree((0,), (-1,))
-    for budget, depth in ((65, 1), (-1, 1), (4, -1)):
-        with pytest.raises(TreeError, match="use 0 to 64 nodes"):
-            BudgetTree(budget, depth)
-
-
 # Verdicts
 
 
@@ -261,27 +227,6 @@ def test_greedy_follows_the_argmax():
     argmax[0] = 3
     assert verify_tree_greedy(TREE, argmax) == TreeVerdict((), 3)
     assert verify_tree_greedy(TREE, argmax).last == ROOT
-
-
-def test_following_asks_along_the_path_alone():
-    asked = []
-
-    def emitted(node):
-        asked.append(node)
-        return {-1: 6, 1: 2}[node]
-
-    assert follow_tree(TREE, emitted) == TreeVerdict((1,), 2)
-    assert asked == [-1, 1]
-
-
-class Scripted:
-    """Yields given draws in turn."""
-
-    def __init__(self, *draws: float) -> None:
-        self.draws = list(draws)
-
-    def random(self) -> float:
-        return self.draws.pop(0)
 
 
 def test_residuals_by_hand():
@@ -303,34 +248,6 @@ def test_with_duplicates_the_accepted_child_is_walked():
     # Node 0 is taken, not node 1, though what the target says next follows node 1.
     verdict = verify_tree(tree, q, p, np.random.default_rng(0))
     assert verdict == TreeVerdict((0,), 2)
-
-
-@given(st.integers(0, 1 << 30), st.integers(0, 5), st.integers(-2, 2))
-@profile(max_examples=100)
-def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
-    p = distributions(seed, gamma + 1, 6)
-    q = distributions(seed + 1, gamma, 6 + difference)
-    tokens = [sample(row, np.random.default_rng([seed, i])) for i, row in enumerate(q)]
-    one, other = np.random.default_rng(seed), np.random.default_rng(seed)
-    verdict = verify_tree(TokenTree.chain(tokens), q, p, one)
-    expected = verify_draft(tokens, q, p, other)
-    assert DraftVerdict(len(verdict.path), verdict.next_token) == expected
-    assert one.random() == other.random()
-    # What the target says whatever was drafted: its argmax, or its own sample of shared noise.
-    argmax = p.argmax(-1).tolist()
-    drafted = [argmax[i] if i < seed % 5 else token for i, token in enumerate(tokens)]
-    followed = verify_tree_greedy(TokenTree.chain(drafted), argmax)
-    assert (followed.last + 1, followed.next_token) == _pair(verify_greedy(drafted, argmax))
-    noise = np.random.default_rng(seed).gumbel(size=p.shape)
-    said = [choose(row, its) for row, its in zip(p, noise, strict=True)]
-    drafted = [said[i] if i < seed % 5 else token for i, token in enumerate(tokens)]
-    followed = follow_tree(TokenTree.chain(drafted), lambda node: said[node + 1])
-    coupled = verify_coupled(drafted, p, noise.__getitem__)
-    assert (followed.last + 1, followed.next_token) == _pair(coupled)
-
-
-def _pair(verdict: DraftVerdict) -> tuple[int, int]:
-    return verdict.accepted, verdict.next_token
 
 
 @given(st.integers(0, 1 << 30), token_trees(most=12), st.integers(-2, 2))
@@ -371,58 +288,3 @@ def test_rows_must_fit_the_tree():
         check_tree(TREE, q[:2])
     with pytest.raises(SamplingError, match="sum to 1"):
         check_tree(TREE, q * 1.5)
-
-
-SIZE = 4
-
-
-def tables(seed: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and draft, (1 + SIZE, SIZE) each: before any token and after each; the draft wider."""
-    target = distributions(seed, 1 + SIZE, SIZE) * 0.7 + 0.3 / SIZE
-    draft = distributions(seed + 1, 1 + SIZE, SIZE) * 0.7 + 0.3 / SIZE
-    return target, torch.cat([draft * 0.95, torch.full((1 + SIZE, 1), 0.05)], dim=1)
-
-
-def drawn_and_verified(seed: int, expansion: tuple[int, ...]) -> list[int]:
-    """What one round adds to an empty reply of ``tables(seed)``, with two streams of random numbers."""
-    target, draft = tables(seed)
-    grower = ExpansionTree(expansion, generator=np.random.default_rng([seed, 1]))
-    grower.take(draft[:1])
-    while not grower.complete:
-        grower.take(draft[[min(token, SIZE - 1) + 1 for token in grower.level[0]]])
-    tree = grower.grown().tree
-    rows = [0, *(min(token, SIZE - 1) + 1 for token in tree.tokens)]
-    verdict = verify_tree(tree, grower.q, target[rows], np.random.default_rng([seed, 2]))
-    return [*tree.tokens_of(verdict.path), verdict.next_token]
-
-
-def by_the_reference(seed: int, expansion: tuple[int, ...]) -> list[int]:
-    """The same by ``reference.multi_candidate``, whose law is the target's (test_reference.py)."""
-
-    def model(rows: torch.Tensor):
-        wide = np.zeros((1 + SIZE, 1 + SIZE))
-        wide[:, : rows.shape[1]] = rows
-        return lambda tokens: wide[min(tokens[-1], SIZE - 1) + 1 if tokens else 0]
-
-    streams = [np.random.default_rng([seed, side]) for side in (1, 2)]
-    p, q = map(model, tables(seed))
-    return multi_candidate(p, q, [], expansion, TwoStreams(*streams, expansion_nodes(expansion)))
-
-
-EXPANSIONS = ((1, 1), (4,), (2, 2), (3, 1))
-
-
-def test_a_round_with_a_tree_adds_what_the_reference_adds():
-    lengths = set()
-    for expansion in EXPANSIONS:
-        for seed in range(100):
-            added = drawn_and_verified(seed, expansion)
-            assert added == by_the_reference(seed, expansion), (expansion, seed)
-            lengths.add(len(added))
-    assert lengths == {1, 2, 3}
-
-
-def test_siblings_tried_against_p_itself_are_noticed(monkeypatch):
-    monkeypatch.setattr(rejection, "residual", lambda p, q: p)
-    different = [drawn_and_verified(seed, (2, 2)) != by_the_reference(seed, (2, 2)) for seed in range(100)]
-    assert sum(different) > 10

@@ -41,12 +41,6 @@ def test_a_nucleus_is_the_fewest_of_that_mass(rho):
     assert rho == 1.0 or float(q[ids].sum()) >= rho > float(ordered[: len(ids) - 1].sum())
 
 
-def test_both_sides_hold_the_same_bits_whatever_the_order():
-    ids, weights = truncate(distribution(5, 1000), 300)
-    order = np.random.default_rng(0).permutation(len(ids))
-    assert torch.equal(restored(ids, weights, 1000), restored(ids[order], weights[order], 1000))
-
-
 @pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, np.nan], [np.inf, 1.0], [-1.0, 1.0]])
 def test_weights_that_are_none_are_refused(weights):
     values = np.array(weights, np.float16)

@@ -22,7 +22,6 @@ from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     DraftTokens,
     Observation,
-    Outcome,
     Refusal,
     RefusalCode,
     SessionReply,
@@ -339,22 +338,3 @@ def test_what_cannot_follow_is_never_taken(changes):
     with pytest.raises(VerifierRefused, match="does not follow the protocol"):
         stream.verified(wait=True)
     assert stream.tokens == [1, 2]
-
-
-def test_of_other_replies_sessions_and_kinds_nothing_counts():
-    verifier = Silent([1, 2, END])
-    stream = begun(verifier)
-    real = verifier.verified(0, 2)
-    verifier.inbox += [
-        msgspec.structs.replace(real, reply=2, tokens=[5], ended=True),
-        msgspec.structs.replace(real, session=99, tokens=[5], ended=True),
-        Outcome(verifier.session, 1, 1, 1, 0, 5),
-        Refusal(verifier.session, 2, 0, RefusalCode.BAD_OBSERVATION, "no"),
-        Refusal(99, 1, 0, RefusalCode.UNKNOWN_SESSION, "no"),
-        Refusal(verifier.session, 1, 0, RefusalCode.ASSUMPTION_FAILED, "no"),
-        real,
-        verifier.verified(2, 3),
-    ]
-    with pytest.raises(VerifierRefused, match="no"):  # of a round, which a stream does not have
-        stream.verified(wait=True)
-    assert [news.tokens for news in stream.verified(wait=True)] == [[1, 2], [END]] and stream.ended

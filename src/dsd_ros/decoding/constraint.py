@@ -327,22 +327,19 @@ class Constrainer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: TokenTexts | None = None
-        self._made: dict[tuple[ReplyForm, frozenset[int]], Constraint] = {}
+        self._made = lru_cache(_KEPT)(self._make)
         self._lock = threading.Lock()
 
     def of(self, form: ReplyForm, ends: frozenset[int]) -> Constraint:
         """The constraint of a form; ValueError as ``Constraint`` and ``token_bytes``."""
         with self._lock:
-            key = form, ends
-            if key not in self._made:
-                if self._tokenizer is None:
-                    raise ValueError("replies cannot be constrained without a tokenizer; use a model that has one")
-                self._texts = self._texts or TokenTexts(token_bytes(self._tokenizer))
-                made = Constraint(form, self._texts, ends)
-                while len(self._made) >= _KEPT:
-                    del self._made[next(iter(self._made))]
-                self._made[key] = made
-            return self._made[key]
+            return self._made(form, ends)
+
+    def _make(self, form: ReplyForm, ends: frozenset[int]) -> Constraint:
+        if self._tokenizer is None:
+            raise ValueError("replies cannot be constrained without a tokenizer; use a model that has one")
+        self._texts = self._texts or TokenTexts(token_bytes(self._tokenizer))
+        return Constraint(form, self._texts, ends)
 
 
 def apply_rule(row: torch.Tensor, rule: Rule | None) -> None:

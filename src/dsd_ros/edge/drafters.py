@@ -190,10 +190,11 @@ class TextDrafter:
         said = self._said
         tokens = self._translation.target_tokens(said, self._verified)
         self._place = len(tokens or ())
-        if tokens is not None and self._end is None:
-            tokens = tokens[:-1]
-        elif tokens is not None and (end := self._translation.end_token(self._end, self._ends)) is not None:
-            tokens = [*tokens, end]
+        if tokens is not None:
+            if self._end is None:
+                tokens = tokens[:-1]
+            elif (end := self._translation.end_token(self._end, self._ends)) is not None:
+                tokens = [*tokens, end]
         self._draft = tokens
 
     @property

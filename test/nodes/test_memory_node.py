@@ -68,7 +68,6 @@ def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair
     # In step, each token takes a round trip, so that there is a midst to lose the cloud in.
     start_memory(
         rig, reader, own, answer__attempts=100, answer__patience_s=1.0, answer__window=1,
-        answer__schedule="random",
     )  # fmt: skip
     verifier = start_verifier(rig, tiny_pair, reader, general)
     rig.until_active("memory_node")

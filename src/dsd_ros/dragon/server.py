@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,11 +86,7 @@ class DragonServer:
     Any thread may call it. Input that cannot be used is answered by a QuestionReply with an error, or a QuestionEnd.
     """
 
-    side_class = AnswerSide
-    # What a question may ask for. The laboratory's cloud offers what DRAGON is compared with as well.
-    offered: Mapping[str, Sequence[str]] = {
-        "randomness": ("shared",), "evidence": ("sparse",), "schedule": ("auto",), "aggregator": SIDES,
-    }  # fmt: skip
+    side_class: Callable[..., AnswerSide] = AnswerSide
 
     def __init__(
         self,
@@ -193,7 +189,7 @@ class DragonServer:
             sentence = "this connection already has its half of the cloud's max_answers questions; ask again later"
             return end_of(question, EndCode.OVERLOADED, sentence)
         model, _ = self._model_for(question)
-        error = refusal_of(model, question, self.offered, scale_of(self._retriever))
+        error = refusal_of(model, question, scale_of(self._retriever))
         if error:
             return QuestionReply(question.ask, question.attempt, error, *name_of(model), 0)
         answer = _Answer(question, reply, peer)
@@ -409,16 +405,13 @@ class Documents:
         return served
 
 
-def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[str]], scale: str = "") -> str:
+def refusal_of(model: Any, question: Question, scale: str = "") -> str:
     """One sentence on why ``model`` cannot answer a question; "" if it can.
 
-    ``offered``: see ``DragonServer``. ``scale``: of this side's relevances (``retrieval.scale_of``).
+    ``scale``: of this side's relevances (``retrieval.scale_of``).
     """
-    version, tokenizer, theirs = (
-        question.protocol_version,
-        question.tokenizer_fingerprint,
-        question.relevance_fingerprint,
-    )
+    version, tokenizer = question.protocol_version, question.tokenizer_fingerprint
+    theirs = question.relevance_fingerprint
     if version != PROTOCOL_VERSION:
         return (
             f"the robot speaks protocol version {version} and the cloud {PROTOCOL_VERSION}; install the same release "
@@ -434,9 +427,8 @@ def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[st
             f"the robot's relevances are of another scale ({theirs or 'unnamed'}) than the cloud's "
             f"({scale or 'unnamed'}); use the same embedding model and release on both sides"
         )
-    for name, choices in offered.items():
-        if getattr(question, name) not in choices:
-            return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
+    if question.aggregator not in SIDES:
+        return f"the cloud knows no aggregator {question.aggregator!r}; use one of {', '.join(SIDES)}"
     if not 1 <= question.max_tokens <= _MAX_TOKENS:
         return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
     sizes = question.vocab_size, model.vocab_size

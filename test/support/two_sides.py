@@ -12,8 +12,8 @@ import torch
 from dsd_lab.dragon.ablations import AblationState
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.mixture import Local
+from dsd_ros.dragon.state import own_choice
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
 
@@ -58,10 +58,7 @@ def synchronous(tables: Tables, asked: Question, ends: frozenset[int] = frozense
     while len(tokens) < asked.max_tokens and not (tokens and tokens[-1] in ends):
         device, cloud = (tables.local(side, tokens) for side in SIDES)
         p = mixture(device.p, cloud.p, device.log_weight, cloud.log_weight)
-        if asked.temperature == 0.0:
-            tokens.append(int(p.argmax()))
-        else:
-            tokens.append(choose(p, gumbel(asked.seed, asked.reply, len(tokens), len(p))))
+        tokens.append(own_choice(asked, asked.reply, p, len(tokens)))
     return tokens
 
 

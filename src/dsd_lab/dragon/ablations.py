@@ -15,18 +15,10 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from dsd_lab.dragon.algorithm_1 import IndependentDraws, decide_independently
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_lab.papers.dragon_schedules import Schedule
-from dsd_ros.decoding.aggregation import (
-    BoundedDistribution,
-    Decision,
-    Head,
-    IndependentDraws,
-    SideDraft,
-    Undecided,
-    decide,
-    head_of,
-)
+from dsd_ros.decoding.aggregation import BoundedDistribution, Decision, Head, SideDraft, Undecided, head_of
 from dsd_ros.decoding.packing import (
     pack_head,
     pack_kept,
@@ -65,11 +57,11 @@ class AblationState(AggregationState):
         return sample(p, self._drafting) if self._independent else super()._draw(p, position)
 
     def _decide_offers(self, device: SideDraft, cloud: SideDraft, noise: np.ndarray | None) -> Decision | Undecided:
-        if not self._independent:
+        if not self._independent or noise is None:
             return super()._decide_offers(device, cloud, noise)
         if self._draws is None or self._draws[0] != len(self.tokens):
             self._draws = len(self.tokens), IndependentDraws(*self._deciding.random(2).tolist())
-        return decide(device, cloud, noise, self._draws[1])
+        return decide_independently(device, cloud, noise, self._draws[1])
 
     def _evidence(self, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
         return pack_evidence(self._settings.evidence, self.question.head, p, token, noise)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,6 @@ _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 64 << 20  # of evidence, of one link
 _MAX_TOKENS = 4096
-_FAILED = "the cloud could not go on with this answer; its log says why"
 
 
 @dataclass(eq=False)
@@ -216,7 +216,7 @@ class DragonServer:
         if answer is None or answer.question.attempt < message.attempt:
             if isinstance(message, QuestionEnd) or (peer, message.ask, message.attempt) in self._ended:
                 return None
-            self._remember(peer, message.ask, message.attempt)  # refuse it once only
+            self._ended[peer, message.ask, message.attempt] = True  # refuse it once only
             sentence = "the cloud does not know this question, or no longer; ask again with another attempt"
             return end_of(message, EndCode.UNKNOWN, sentence)
         if answer.question.attempt > message.attempt:
@@ -224,7 +224,9 @@ class DragonServer:
         answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif not self._inbox.put(answer, (answer, message), of=accounts_of(peer), size=_size(message)):
+        elif not self._inbox.put(
+            answer, (answer, message), of=accounts_of(peer), size=len(getattr(message, "evidence", b""))
+        ):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         return None
@@ -235,36 +237,40 @@ class DragonServer:
         self._turns.discard(answer)
         if self._answers.get(answer.key) is answer:
             del self._answers[answer.key]
-        self._remember(answer.peer, answer.question.ask, answer.question.attempt)
+        self._ended[answer.peer, answer.question.ask, answer.question.attempt] = True
 
-    def _remember(self, peer: Hashable, ask: int, attempt: int) -> None:
-        self._ended[peer, ask, attempt] = True
-
-    def _go_on(self, answer: _Answer) -> None:
-        """After a message or a draft: queue another turn, or end the answer."""
-        if answer.side is not None and answer.side.ended:
-            self._drop(answer)
-        elif answer.side is not None and answer.side.wants_work:
-            self._turns.put(answer, answer, of=accounts_of(answer.peer))
-
-    # ------------------------------------------------------------------ the inbox's thread
+    # ------------------------------------------------------------------ the two threads
 
     def _receive_all(self) -> None:
         while received := self._inbox.ready():
             for answer, message in received:
-                self._receive(answer, message)
+                assert answer.side is not None
+                self._run(answer, partial(answer.side.receive, message))
 
-    def _receive(self, answer: _Answer, message: Message) -> None:
-        assert answer.side is not None
+    def _work_all(self) -> None:
+        while turns := self._turns.ready():
+            for answer in turns:
+                if answer.side is not None:
+                    self._run(answer, answer.side.work)
+                elif not answer.stopped:
+                    self._run(answer, partial(self._open, answer))
+
+    def _run(self, answer: _Answer, step: Callable[[], object]) -> None:
+        """Take a step of an answer, which ends where that fails, and no other with it; queue its next turn."""
         try:
-            answer.side.receive(message)
+            step()
         except Contradiction as error:
             self._give_up(answer, error.code, str(error))
+        except ValueError as error:  # from prompts, contexts and distributions
+            self._give_up(answer, EndCode.BAD_QUESTION if answer.side is None else EndCode.MODEL_ERROR, str(error))
         except Exception:
-            _log.exception("a message could not be received")
-            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
+            _log.exception("an answer failed")
+            self._give_up(answer, EndCode.MODEL_ERROR, "the cloud could not go on with this answer; its log says why")
         with self._lock:
-            self._go_on(answer)
+            if answer.side is not None and answer.side.ended:
+                self._drop(answer)
+            elif answer.side is not None and answer.side.wants_work:
+                self._turns.put(answer, answer, of=accounts_of(answer.peer))
 
     def _give_up(self, answer: _Answer, code: EndCode, sentence: str) -> None:
         with self._lock:
@@ -272,29 +278,6 @@ class DragonServer:
                 return
             self._drop(answer)
         answer.reply(end_of(answer.question, code, sentence))
-
-    # ------------------------------------------------------------------ the worker's thread
-
-    def _work_all(self) -> None:
-        while turns := self._turns.ready():
-            for answer in turns:
-                self._work(answer)
-
-    def _work(self, answer: _Answer) -> None:
-        try:
-            if answer.side is not None:
-                answer.side.work()
-            elif not answer.stopped:
-                self._open(answer)
-        except ValueError as error:  # from prompts, contexts and distributions
-            code = EndCode.BAD_QUESTION if answer.side is None else EndCode.MODEL_ERROR
-            self._give_up(answer, code, str(error))
-        except Exception:
-            # One device's failure must not end the server.
-            _log.exception("a draft failed")
-            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
-        with self._lock:
-            self._go_on(answer)
 
     def _open(self, answer: _Answer) -> None:
         question = answer.question
@@ -446,7 +429,3 @@ def name_of(model: Any) -> tuple[str, str, int, list[int]]:
     return (
         model.name[:256], model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
     )  # fmt: skip
-
-
-def _size(message: Any) -> int:
-    return len(message.evidence) if isinstance(message, Proposal) else 0

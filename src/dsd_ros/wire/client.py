@@ -49,7 +49,7 @@ class Limits:
         :param deadline: a time.monotonic() instant.
         :param cancelled: polled; whether the caller gives up.
         :param patience: seconds of silence from the verifier after which the robot goes on without it.
-        :param closed: whether the session has been closed, which is noticed as soon as the waiting thread is notified.
+        :param closed: polled; whether the session has been closed.
         :param what: what is waited for, as error sentences name it.
         """
         self._deadline, self._cancelled, self._patience = deadline, cancelled, patience

@@ -20,11 +20,11 @@ from dsd_lab.dragon.baseline_service import (
 from dsd_lab.dragon.baselines import open_cloud, open_session
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta, mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.dragon.state import own_choice
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.channel import LinkTimeout, LocalChannel
@@ -73,14 +73,8 @@ def by_hand(sides, settings, combine) -> list[int]:
     while len(tokens) < settings.max_tokens:
         for side in mixtures:
             side.follow(tokens)
-        tokens.append(_choice(settings, combine([side.next() for side in mixtures]), len(tokens)))
+        tokens.append(own_choice(settings, 1, combine([side.next() for side in mixtures]), len(tokens)))
     return tokens
-
-
-def _choice(settings, p, position) -> int:
-    if settings.greedy:
-        return int(p.argmax())
-    return choose(p, gumbel(settings.seed, 1, position, len(p)))
 
 
 def both(locals_):
@@ -131,20 +125,19 @@ def test_whole_sequences_are_put_together_position_by_position(temperature, evid
     rows = []
     for model, documents in sides:
         found: list[tuple[torch.Tensor, float]] = []
-        side = LocalMixture(model, LETTERS, QUESTION, documents, settings.temperature)
-        tokens: list[int] = []
-        while len(tokens) < settings.max_tokens:
-            side.follow(tokens)
-            local = side.next()
-            found.append((local.p, local.log_weight))
-            tokens.append(_choice(settings, local.p, len(tokens)))
+
+        def kept(locals_, found=found):
+            found.append((locals_[0].p, locals_[0].log_weight))
+            return locals_[0].p
+
+        by_hand([(model, documents)], settings, kept)
         rows.append(found)
     expected = []
     for position, ((device, weight), (cloud, other)) in enumerate(zip(*rows, strict=True)):
         share, other_share = eta(weight, other)
         p = other_share * cloud.double()
         p[: len(device)] += share * device.double()
-        expected.append(_choice(settings, p, position))
+        expected.append(own_choice(settings, 1, p, position))
     answer, channel = ask("drdg-sw", settings)
     assert answer.tokens == expected
     sent = [message for message in channel.down if isinstance(message, m.Proposal)]

@@ -28,14 +28,21 @@ from dsd_ros.dragon.server import name_of, refusal_of
 from dsd_ros.dragon.side import end_of
 from dsd_ros.dragon.state import own_choice
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
-from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
+from dsd_ros.wire.messages import (
+    DIGEST_BYTES,
+    MAX_EVIDENCE_BYTES,
+    EndCode,
+    Message,
+    Proposal,
+    Question,
+    QuestionReply,
+    prefix_digest,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
-
-_DIGEST_BYTES = 8
 
 Answer = Callable[[Message], object]
 
@@ -81,14 +88,10 @@ def pack_document(document: Retrieved, head: Sequence[int], keys: bytes = b"") -
 
 
 def unpack_document(data: bytes) -> tuple[str, bytes, bytes]:
-    """(text, digest, keys and values) from ``pack_document``; the last two empty for a text alone. ValueError."""
-    size = int.from_bytes(data[:4], "little")
-    if len(data) < 4 + size:
-        raise ValueError("a document is shorter than it says")
-    rest = data[4 + size :]
-    if rest and len(rest) <= _DIGEST_BYTES:
-        raise ValueError("a document's keys and values are cut off")
-    return data[4 : 4 + size].decode("utf-8"), rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+    """(text, digest, keys and values) from ``pack_document``; the last two empty for a text alone."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    keys = end + DIGEST_BYTES
+    return data[4:end].decode("utf-8"), data[end:keys], data[keys:]
 
 
 def pack_sequence(sequence: ModelSequence) -> bytes:
@@ -172,7 +175,7 @@ class BaselineService:
         if error:
             reply(QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0))
         elif self._method == "drdg-sw" and question.attempt:
-            for proposal in self._take_made(question, peer):
+            for proposal in self._made.pop(peer, []):
                 reply(proposal)
         else:
             documents = self._retriever.retrieve(question.text, question.documents) if question.documents else []
@@ -220,10 +223,3 @@ class BaselineService:
                 evidence = pack_evidence(self._settings.evidence, question.head, local.p, token, noise)
             decode_us = round(1e6 * seconds) % (1 << 32)
             yield Proposal(question.ask, question.attempt, number, 0, token, local.log_weight, evidence, decode_us)
-
-    def _take_made(self, question: Question, peer: Hashable) -> list[Proposal]:
-        """The answer that was made for this question; ValueError if there is none."""
-        made = self._made.pop(peer, [])
-        if not made or made[0].ask != question.ask:
-            raise ValueError("no answer was made for this question; ask with attempt 0 first")
-        return made

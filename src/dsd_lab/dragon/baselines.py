@@ -27,8 +27,6 @@ from dsd_lab.dragon.ablations import AblationClient, AblationServer, unpack_evid
 from dsd_lab.dragon.baseline_service import BaselineService, alone, noise_of, together, unpack_document, unpack_sequence
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta
-from dsd_ros.decoding.packing import PackingError
-from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.client import OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
@@ -39,7 +37,6 @@ from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
-    EndCode,
     Proposal,
     Question,
     QuestionEnd,
@@ -243,10 +240,7 @@ class _Run:
             p[: sizes[0]] += share * ours[0].p.double().numpy()
         if theirs is not None:
             noise = noise_of(self._question, number, len(p))
-            try:
-                known = unpack_evidence(self._session.settings.evidence, theirs.evidence, sizes[1], noise)
-            except (SamplingError, PackingError) as error:
-                raise AnswerRefused(str(error), EndCode.BAD_EVIDENCE) from error
+            known = unpack_evidence(self._session.settings.evidence, theirs.evidence, sizes[1], noise)
             p[: sizes[1]] += other_share * known.lo
         return own_choice(self._question, self._question.reply, torch.from_numpy(p), number)
 
@@ -257,10 +251,7 @@ class _Run:
         found = []
         for number in range(self._cloud().documents):
             proposal = self._proposal(number)
-            try:
-                text, digest, keys = unpack_document(proposal.evidence)
-            except ValueError as error:
-                raise AnswerRefused(f"the cloud sent no document: {error}", EndCode.BAD_EVIDENCE) from error
+            text, digest, keys = unpack_document(proposal.evidence)
             found.append(Retrieved(str(number), text, proposal.log_weight))
             if keys:
                 head = self._session.asking.pieces(text, self._question.text).head

@@ -78,7 +78,7 @@ class DragonClient:
         self.replies = 0  # questions so far
         self.profile = Profile()
         self._closing = False
-        self._answering = threading.Lock()
+        self._answering = threading.RLock()  # ``on_token`` may close
         self._link = Connection(channel)
 
     def answer(
@@ -108,8 +108,10 @@ class DragonClient:
             return self._answer(_Asked(question, mixture, statistics, began, on_token, limits))
 
     def close(self) -> None:
-        """End an answer in progress, which raises LinkClosed. The channel is the caller's to close."""
+        """End an answer in progress and wait for it: it raises LinkClosed. The channel is the caller's to close."""
         self._closing = True
+        with self._answering:
+            pass
 
     def __enter__(self) -> Self:
         return self

@@ -10,13 +10,7 @@ from table_model import TableModel
 from tiny_text import make_tiny_text
 
 from dsd_lab.dragon import METHODS
-from dsd_lab.dragon.baseline_service import (
-    BaselineService,
-    pack_document,
-    pack_sequence,
-    unpack_document,
-    unpack_sequence,
-)
+from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, unpack_document, unpack_sequence
 from dsd_lab.dragon.baselines import open_cloud, open_session
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta, mixture
@@ -27,7 +21,7 @@ from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.dragon.state import own_choice
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
-from dsd_ros.wire.channel import LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import encode
 
 torch.set_num_threads(1)
@@ -198,38 +192,6 @@ def test_keys_and_values_of_another_model_are_refused(tiny, tmp_path):
         ask("drcg-kv", AblationSettings(max_tokens=6), tiny, other, DocumentPrompt(tiny))
 
 
-def question(ask: int, attempt: int) -> m.Question:
-    return m.Question(
-        ask, attempt, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION, 2, 0.0, 0, 1,
-        16, 4, 8, "device",
-    )  # fmt: skip
-
-
-def test_a_whole_answer_is_collected_once_and_kept_for_its_device_alone():
-    def heard(channel) -> list[str]:
-        found = []
-        while not found or found[-1] == "Proposal":
-            try:
-                found.append(type(channel.receive(1.0)).__name__)
-            except LinkTimeout:
-                break
-        return found
-
-    service = BaselineService("drdg-sw", GREEDY, CLOUD, THEIRS, asking=LETTERS)
-    with service, Heard(service) as channel, Heard(service) as stranger:
-        channel.send(question(1, 0))
-        assert heard(channel) == ["QuestionReply"]
-        for link, ask in ((stranger, 1), (channel, 2)):  # another device, and another question than the one answered
-            link.send(question(ask, 1))
-            assert heard(link) == ["QuestionEnd"]
-        channel.send(question(3, 0))
-        channel.send(question(3, 1))
-        assert channel.receive(5.0).error == ""
-        assert heard(channel) == ["Proposal"] * 4
-        channel.send(question(3, 1))
-        assert heard(channel) == ["QuestionEnd"]
-
-
 def test_what_cannot_be_done_is_said():
     with pytest.raises(ValueError, match="no method 'rag'"):
         open_session("rag", LocalChannel(None), DEVICE, OURS)
@@ -238,22 +200,3 @@ def test_what_cannot_be_done_is_said():
         session.answer(QUESTION)
         session.settings = GREEDY
         assert len(session.answer(QUESTION).tokens) == 12  # it can be asked again
-    for data in (b"", b"\5\0\0\0abc", pack_document(Retrieved("", "a", 0.0), [1]) + b"short"):
-        with pytest.raises(ValueError):
-            unpack_document(data)
-
-
-def test_a_cloud_that_stays_silent_is_given_up():
-    class Silent:
-        def submit(self, message, reply, peer) -> bool:
-            return True
-
-        def disconnect(self, peer) -> None: ...
-
-    settings = AblationSettings(max_tokens=4, patience_s=0.1)
-    with (
-        LocalChannel(Silent()) as channel,
-        open_session("cloud", channel, DEVICE, OURS, settings, asking=LETTERS) as session,
-        pytest.raises(LinkTimeout),
-    ):
-        session.answer(QUESTION)

@@ -123,12 +123,11 @@ def measure_dragon(
     sides = _sides(model, rows, two_sides(encoder, corpus.passages))
     runs: list[Row] = []
     profiles: dict[Any, Profile] = {}
-    agreed = []
     for number in range(bench.questions):
         question = (ASKED if bench.as_asked else QUESTIONS)[number]
         rows.clear()
         _hold(bench, sides, held=False)
-        agreed.append(_prepare(bench, sides, question, variants))
+        _prepare(bench, sides, question, variants)
         _hold(bench, sides, held=True)
         for index, trip in enumerate(bench.trips_ms):
             # Each question and trip begins with another variant, so that the first is not always the same.
@@ -142,7 +141,7 @@ def measure_dragon(
                     done = number + (index + place / len(variants)) / len(bench.trips_ms)
                     progress(done / bench.questions, f"{variant.label} at {trip:g} ms")
     late = sum(side.model.late for side in sides) / max(1, sum(side.model.passes for side in sides))
-    return make_report(dataclasses.asdict(bench), model, len(corpus.passages), late, runs, agreed)
+    return make_report(dataclasses.asdict(bench), model, len(corpus.passages), late, runs)
 
 
 def _hold(bench: DragonBench, sides: Sequence[Side], held: bool) -> None:
@@ -181,11 +180,10 @@ def answer_to(
         return session.answer(question)
 
 
-def _prepare(bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[Variant]) -> dict[str, Any]:
-    """Make every pass once that an answer may take: a first pass takes this machine's time. The sides' agreement."""
-    shares = {}
+def _prepare(bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[Variant]) -> None:
+    """Make every pass once that an answer may take: a first pass takes this machine's time."""
     for temperature in sorted({v.temperature for v in variants}):
-        shares |= _agreement(bench, sides, question, temperature)
+        _prepare_mixtures(bench, sides, question, temperature)
     methods = {variant.method for variant in variants}
     device, cloud = sides
     ours, theirs = (side.passages.retrieve(question, bench.documents) for side in sides)
@@ -202,11 +200,10 @@ def _prepare(bench: DragonBench, sides: Sequence[Side], question: str, variants:
             sequence = cloud.kept.find(cloud.model, head)
             if sequence is not None:
                 pack_sequence(sequence)
-    return shares
 
 
-def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> dict[str, float]:
-    """Make the passes of both sides' mixtures; the share of the target's tokens that each side drafts itself."""
+def _prepare_mixtures(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> None:
+    """Make the passes of both sides' mixtures: after the answer's tokens, and after drafts that follow them."""
     settings = AblationSettings(temperature=temperature, seed=bench.seed)
     mixtures = [
         side.mixture(question, side.passages.retrieve(question, bench.documents), temperature) for side in sides
@@ -218,9 +215,7 @@ def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, tempera
         one, other = (own.next() for own in mixtures)
         p = mixture(one.p, other.p, one.log_weight, other.log_weight)
         target.append(own_choice(settings, 1, p, len(target)))
-    shares = {}
-    for side, own in zip(sides, mixtures, strict=True):
-        held = 0
+    for own in mixtures:
         for start in range(bench.max_tokens):
             alone = temperature == 0.0 and start == 0
             last = bench.max_tokens if alone else min(bench.max_tokens, start + settings.window)
@@ -228,9 +223,6 @@ def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, tempera
             while len(tokens) < last:
                 own.follow(tokens)
                 tokens = [*tokens, own_choice(settings, 1, own.next().p, len(tokens))]
-            held += tokens[start] == target[start]
-        shares[f"{side.model.name} at temperature {temperature:g}"] = held / bench.max_tokens
-    return shares
 
 
 def _answer_greedily(own: LocalMixture, count: int) -> None:
@@ -335,9 +327,7 @@ _STYLES = {
 }
 
 
-def make_report(
-    bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row], agreed: list[dict[str, Any]]
-) -> dict[str, Any]:
+def make_report(bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row]) -> dict[str, Any]:
     """One row for each variant and round trip, and what the bars say; JSON. ``late``: the share of late passes."""
     keys = dict.fromkeys((run["variant"], run["trip_ms"]) for run in runs)
     rows = [_row([run for run in runs if (run["variant"], run["trip_ms"]) == key]) for key in keys]
@@ -356,7 +346,6 @@ def make_report(
         "model": model.name,
         "setting": bench,
         "late_passes": late,
-        "agreed": agreed,
         "rows": rows,
         "bars": bars,
         "reached": {} if bench["as_asked"] else reached(bars),

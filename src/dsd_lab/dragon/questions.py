@@ -97,7 +97,8 @@ def _serve(pipe: Connection, model: ModelSettings, items: Sequence[HeldOut]) -> 
     """The cloud's process: send each variant's address, and serve them until the pipe is closed."""
     begin_worker(heed_signals=False)
     torch.set_num_threads(1)
-    loaded, kept, urls = load_model(model), KeptDocuments(), {}
+    loaded, kept = load_model(model), KeptDocuments()
+    urls: dict[str, str] = {}
     documents = OwnDocuments(SentenceEncoder(), items, "cloud")
     with ExitStack() as stack:
         for variant in VARIANTS.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dsd_lab.papers.dragon_schedules import SCHEDULES
 from dsd_lab.report import BenchError
@@ -48,7 +49,7 @@ class Variant:
     temperature: float = 0.0
     randomness: str = "shared"
 
-    def settings(self, **others: float) -> AblationSettings:
+    def settings(self, **others: Any) -> AblationSettings:
         return AblationSettings(
             temperature=self.temperature, evidence=self.evidence, randomness=self.randomness, **others
         )  # fmt: skip

@@ -191,8 +191,7 @@ def test_what_overtakes_its_question_waits_for_it(rig):
     topics.start()
     client = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)
     question = wire.Question(
-        9, 0, wire.PROTOCOL_VERSION, "t", 8, "why?", 2, 0.0, 0, 1, "shared", "sparse", 2, 8, 4, 0,
-        "auto", "cloud",
+        9, 0, wire.PROTOCOL_VERSION, "t", 8, "why?", 2, 0.0, 0, 1, 2, 8, 4, "cloud",
     )  # fmt: skip
     try:
         proposals = [wire.Proposal(9, 0, place, 0, 3, 0.0, b"p") for place in range(3)]

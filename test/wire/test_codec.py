@@ -168,7 +168,7 @@ def test_deep_nesting_is_refused():
         decode(b"\x91" * 100_000)
 
 
-QUESTION = m.Question(1, 0, 5, "f", 512, "why?", 2, 0.0, 0, 0, "shared", "sparse", 16, 96, 8, 0, "auto", "device")
+QUESTION = m.Question(1, 0, 5, "f", 512, "why?", 2, 0.0, 0, 0, 16, 96, 8, "device")
 PROPOSAL = m.Proposal(1, 0, 0, 0, 7, 0.0, b"")
 PAST = m.Past("stop", "png", 1, 1, b"", bytes(8))
 

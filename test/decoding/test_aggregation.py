@@ -10,12 +10,12 @@ import torch
 from joint import chi_squared
 from table_model import TableModel
 
+from dsd_lab.dragon.algorithm_1 import IndependentDraws, decide_independently
 from dsd_ros.decoding import aggregation
 from dsd_ros.decoding.aggregation import (
     BoundedDistribution,
     Decision,
     Head,
-    IndependentDraws,
     SideDraft,
     Undecided,
     decide,
@@ -56,10 +56,15 @@ def sampled(p: torch.Tensor, generator: np.random.Generator) -> int:
     return int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
 
 
+def decided(device: SideDraft, cloud: SideDraft, noise, draws=None) -> Decision | Undecided:
+    """By shared noise, or by Algorithm 1 with ``draws``."""
+    return decide(device, cloud, noise) if draws is None else decide_independently(device, cloud, noise, draws)
+
+
 def answered(device: SideDraft, cloud: SideDraft, rows, noise, draws=None) -> tuple[Decision, list[int]]:
     """The decision, with every question answered from the ``rows``; and how many ids each asked for."""
     asked = []
-    while isinstance(found := decide(device, cloud, noise, draws), Undecided):
+    while isinstance(found := decided(device, cloud, noise, draws), Undecided):
         of_device = found.side == "device"
         row = rows[0] if of_device else rows[1]
         known = (device if of_device else cloud).known
@@ -166,7 +171,7 @@ def check_sparse(generator, size, spread, spread_other, scheme, kept, weights, l
         tokens = [int(row.argmax()) for row in rows]
     else:
         tokens = [choose(row, noise) for row in rows]
-    expected = decide(*whole_offers(rows, tokens, weights), noise, draws)
+    expected = decided(*whole_offers(rows, tokens, weights), noise, draws)
     assert isinstance(expected, Decision)
     p = mixture(*rows, *weights)
     if scheme == "greedy":
@@ -228,7 +233,7 @@ def test_a_decision_over_a_real_vocabulary_takes_milliseconds():
     for _ in range(5):
         offers = seen_by(0, rows, tokens, (0.0, 0.0), noise, 64)
         start = time.thread_time()
-        decide(*offers, noise, None)
+        decide(*offers, noise)
         times.append(time.thread_time() - start)
     assert min(times) < 0.1  # a few milliseconds where nothing else runs
 
@@ -281,8 +286,8 @@ def test_vocabularies_may_be_padded_differently(scheme, side):
         noise = None if scheme == "greedy" else gumbel(7, number, 0, 16)
         tokens = [sampled(row, generator) for row in rows]
         draws = IndependentDraws(*generator.random(2)) if scheme == "algorithm 1" else None
-        expected = decide(*whole_offers(padded, tokens), noise, draws)
-        assert decide(*whole_offers(rows, tokens), noise, draws) == expected
+        expected = decided(*whole_offers(padded, tokens), noise, draws)
+        assert decided(*whole_offers(rows, tokens), noise, draws) == expected
         found, _ = answered(*seen_by(side, rows, tokens, WEIGHTS, noise, 2), rows, noise, draws)
         assert found == expected
         assert len(mixture(*rows, *WEIGHTS)) == 13
@@ -304,7 +309,7 @@ def test_equal_rows_accept_whatever_the_draws_are():
             tokens = [token, token]
             for keep in (0.0, 0.5, 1.0 - 2.0**-53):
                 draws = IndependentDraws(side, keep)
-                found = decide(*whole_offers([row, row], tokens, weights), noise, draws)
+                found = decided(*whole_offers([row, row], tokens, weights), noise, draws)
                 assert found == Decision(token, True, True)
                 for seeing in (0, 1):
                     offers = seen_by(seeing, [row, row], tokens, weights, noise, 1)
@@ -432,8 +437,6 @@ def test_offers_that_no_side_can_make_are_refused():
     ):
         with pytest.raises(SamplingError, match=reason):
             decide(*whole_offers(rows, tokens, weights), None)
-    with pytest.raises(SamplingError, match="noise"):
-        decide(*whole_offers(rows, [1, 0]), None, IndependentDraws(0.1, 0.1))
     with pytest.raises(SamplingError, match="noise is for 1 "):
         decide(*whole_offers(rows, [1, 0]), np.zeros(1))
     with pytest.raises(SamplingError, match="outside its distribution over 2"):

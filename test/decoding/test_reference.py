@@ -12,8 +12,9 @@ import pytest
 from law import joint_law, law
 from scipy import stats
 
+from dsd_lab.dragon.algorithm_1 import IndependentDraws, decide_independently
 from dsd_ros.decoding import reference
-from dsd_ros.decoding.aggregation import BoundedDistribution, IndependentDraws, SideDraft, decide
+from dsd_ros.decoding.aggregation import BoundedDistribution, SideDraft
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.reference import (
     aggregate,
@@ -109,7 +110,8 @@ def test_the_products_aggregation_equals_the_reference():
         x_l, x_r = reference.draw(p_l, rng), reference.draw(p_r, rng)
         device = SideDraft(x_l, float(np.log(eta)), BoundedDistribution.whole(p_l))
         cloud = SideDraft(x_r, float(np.log(1 - eta)), BoundedDistribution.whole(p_r))
-        found = decide(device, cloud, gumbel(7, 1, number, 3), IndependentDraws(rng.random(), rng.random()))
+        draws = IndependentDraws(rng.random(), rng.random())
+        found = decide_independently(device, cloud, gumbel(7, 1, number, 3), draws)
         counts[(x_l, x_r, *found)] += 1
     chances = np.array(list(expected.values()))
     assert stats.chisquare(list(counts.values()), 2500 * chances / chances.sum()).pvalue > 1e-3

@@ -4,25 +4,20 @@
 from __future__ import annotations
 
 import pytest
-from leak_watch import OTHERS, OWN, QUESTION, TOKENS, WORDS, Documents, Watch
+from leak_watch import OTHERS, OWN, QUESTION, TOKENS, Documents, Watch
 from table_model import TableModel
 from tcp_tap import TcpTap, unmasked
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.ablations import AblationClient, AblationServer
-from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.dragon.server import WithDocuments
+from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.server import DragonServer, WithDocuments
+from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question, QuestionEnd, QuestionReply
 from dsd_ros.wire.websocket import WebsocketChannel
-
-COMBINATIONS = (
-    ("sparse", "device", {}), ("full", "cloud", {"temperature": 1.0, "seed": 4}),
-    ("lossy-nucleus", "random", {"temperature": 1.0, "randomness": "independent", "seed": 4}),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +28,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tap(model):
     """Between a robot and a real server with the general documents."""
-    service = AblationServer(model, Documents(OTHERS))
+    service = DragonServer(model, Documents(OTHERS))
     with (
         WithDocuments(VerifierEngine(TableModel(4, 12)), service) as both,
         VerifierServer(both, VerifierSettings(port=0)) as server,
@@ -52,10 +47,8 @@ def watched(streams, model, documents) -> Watch:
 
 
 def test_the_documents_stay_on_their_sides_of_a_socket(model, tap):
-    for evidence, schedule, chosen in COMBINATIONS:
-        settings = AblationSettings(
-            evidence=evidence, schedule=schedule, max_tokens=6, attempts=20, patience_s=5.0, **chosen
-        )
+    for temperature in (0.0, 1.0):
+        settings = AggregationSettings(temperature=temperature, seed=4, max_tokens=6, attempts=20)
         cuts = [2]
 
         def cut(_text: str, tokens: list[int], cuts: list[int] = cuts) -> None:
@@ -64,25 +57,22 @@ def test_the_documents_stay_on_their_sides_of_a_socket(model, tap):
                 tap.cut()
 
         with WebsocketChannel(tap.url) as channel:
-            with AblationClient(channel, model, Documents(OWN), settings) as session:
+            with DragonClient(channel, model, Documents(OWN), settings) as session:
                 answer = session.answer(QUESTION, on_token=cut)
             assert answer.statistics.cloud_documents == len(OTHERS)
             assert channel.bytes_up < sum(map(len, tap.up))
     up, down = watched(tap.up, model, OWN), watched(tap.down, model, OTHERS)
     assert QUESTION.encode() in up.seen and b"GET / HTTP/1.1" in up.seen
-    assert min(len(up.seen), len(down.seen)) > 5_000 and len(tap.up) >= len(COMBINATIONS)
+    assert min(len(up.seen), len(down.seen)) > 3_000 and len(tap.up) >= 2
     assert model.name.encode() in down.seen
     assert up.leaks() == [] and down.leaks() == []
 
 
-@pytest.mark.parametrize("way", ["words", "ids"])
-def test_a_leak_planted_on_the_socket_is_found(model, tap, way):
-    words = " ".join(OWN[0].split()[3 : 3 + WORDS])
+def test_a_leak_planted_on_the_socket_is_found(model, tap):
     ids = model.tokenizer.encode(OWN[0], add_special_tokens=False).ids[2 : 2 + TOKENS]
     question = Question(
-        1, 0, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size,
-        words if way == "words" else QUESTION, 2, 0.0, 0, 1, "shared", "sparse", 16, 64, 4, 0,
-        "auto", "device", [], ids if way == "ids" else [],
+        1, 0, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, QUESTION, 2, 0.0, 0, 1, 16, 64, 4,
+        "device", [], ids,
     )  # fmt: skip
     with WebsocketChannel(tap.url) as channel:
         channel.reconnect()

@@ -68,7 +68,6 @@ def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair
     # In step, each token takes a round trip, so that there is a midst to lose the cloud in.
     start_memory(
         rig, reader, own, answer__attempts=100, answer__patience_s=1.0, answer__window=1,
-        answer__schedule="random",
     )  # fmt: skip
     verifier = start_verifier(rig, tiny_pair, reader, general)
     rig.until_active("memory_node")
@@ -192,8 +191,7 @@ def test_what_overtakes_its_question_waits_for_it(rig):
     topics.start()
     client = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)
     question = wire.Question(
-        9, 0, wire.PROTOCOL_VERSION, "t", 8, "why?", 2, 0.0, 0, 1, "shared", "sparse", 2, 8, 4, 0,
-        "auto", "cloud",
+        9, 0, wire.PROTOCOL_VERSION, "t", 8, "why?", 2, 0.0, 0, 1, 2, 8, 4, "cloud",
     )  # fmt: skip
     try:
         proposals = [wire.Proposal(9, 0, place, 0, 3, 0.0, b"p") for place in range(3)]

@@ -66,7 +66,7 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     model = load_model(ModelSettings(str(reader)))
     rig.start(
         NODE, model__path=reader, documents=tmp_path / "robot", answer__max_tokens=6,
-        answer__evidence="full", answer__temperature=1.0, answer__schedule="random",
+        answer__temperature=1.0,
     )  # fmt: skip
     rig.start("verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud")
     rig.until_active(NODE)
@@ -94,7 +94,7 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     channel.send(
         Question(
             9, 0, PROTOCOL_VERSION, "t", 8, " ".join(OWN[1].split()[2 : 2 + WORDS]), 2, 0.0, 0, 1,
-            "shared", "sparse", 2, 8, 4, 0, "auto", "device",
+            2, 8, 4, "device",
         )
     )  # fmt: skip
     rig.until(lambda: tap.counts["/dsd/question"] > before)

@@ -44,7 +44,7 @@ IN_USE = {
     "Outcome.msg": "c7801cf5779514ac",
     "Past.msg": "bd9bb2344120aaaa",
     "Proposal.msg": "06adb8674d916b67",
-    "Question.msg": "b6561e3475704ab1",
+    "Question.msg": "a6ad66d60e718aee",
     "QuestionEnd.msg": "8b994dfc753146cd",
     "QuestionReply.msg": "166227e31347144a",
     "Refusal.msg": "650b5fd9729cf4ca",

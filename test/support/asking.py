@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsd_ros.decoding.aggregation import mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import Asking, Pieces
 from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.dragon.state import own_choice
 
 
 class Shelf:
@@ -56,8 +56,5 @@ def in_one_thread(
             side.follow(tokens)
         ours, theirs = (side.next() for side in sides)
         p = mixture(ours.p, theirs.p, ours.log_weight, theirs.log_weight)
-        if settings.greedy:
-            tokens.append(int(p.argmax()))
-        else:
-            tokens.append(choose(p, gumbel(settings.seed, reply, len(tokens), len(p))))
+        tokens.append(own_choice(settings, reply, p, len(tokens)))
     return tokens

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from dsd_lab.dragon.ablations import AblationState
+from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.mixture import Local
+from dsd_ros.dragon.state import own_choice
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
 
@@ -22,8 +23,8 @@ SIDES = ("device", "cloud")
 def question(**changes) -> Question:
     values = dict(
         ask=7, attempt=0, protocol_version=PROTOCOL_VERSION, tokenizer_fingerprint="t", vocab_size=6,
-        text="why?", documents=2, temperature=1.0, seed=3, reply=1, randomness="shared", evidence="sparse",
-        head=2, max_tokens=8, window=3, reweight_every=0, schedule="auto", aggregator="device",
+        text="why?", documents=2, temperature=1.0, seed=3, reply=1, head=2, max_tokens=8, window=3,
+        aggregator="device",
     )  # fmt: skip
     return Question(**(values | changes))
 
@@ -57,10 +58,7 @@ def synchronous(tables: Tables, asked: Question, ends: frozenset[int] = frozense
     while len(tokens) < asked.max_tokens and not (tokens and tokens[-1] in ends):
         device, cloud = (tables.local(side, tokens) for side in SIDES)
         p = mixture(device.p, cloud.p, device.log_weight, cloud.log_weight)
-        if asked.temperature == 0.0:
-            tokens.append(int(p.argmax()))
-        else:
-            tokens.append(choose(p, gumbel(asked.seed, asked.reply, len(tokens), len(p))))
+        tokens.append(own_choice(asked, asked.reply, p, len(tokens)))
     return tokens
 
 
@@ -74,11 +72,13 @@ class Sides:
         ends: frozenset[int] = frozenset(),
         switch: Callable[..., bool] = lambda *_: False,
         ordered: bool = True,
+        settings: AblationSettings | None = None,
     ) -> None:
+        settings = settings or AblationSettings()
         sizes = [tables.vocab_size(side) for side in SIDES]
         self.sides = {
-            "device": AblationState(asked, "device", sizes[0], sizes[1], ends, switch),
-            "cloud": AblationState(asked, "cloud", sizes[1], sizes[0], ends, switch),
+            "device": AblationState(settings, asked, "device", sizes[0], sizes[1], ends, switch),
+            "cloud": AblationState(settings, asked, "cloud", sizes[1], sizes[0], ends, switch),
         }
         self.tables, self.ordered = tables, ordered
         self.links: dict[tuple[str, str], deque] = {}

@@ -41,8 +41,8 @@ SAMPLES: dict[type, dict[str, Any]] = {
     m.SessionClose: {"session": 7},
     m.Question: {
         "ask": 9, "attempt": 1, "protocol_version": 7, "tokenizer_fingerprint": "f", "vocab_size": 8, "text": "what",
-        "documents": 2, "temperature": 1.0, "seed": 3, "reply": 1, "randomness": "shared", "evidence": "sparse",
-        "head": 4, "max_tokens": 9, "window": 2, "reweight_every": 1, "schedule": "auto", "aggregator": "cloud",
+        "documents": 2, "temperature": 1.0, "seed": 3, "reply": 1,
+        "head": 4, "max_tokens": 9, "window": 2, "aggregator": "cloud",
         "eos_token_ids": [7], "answered": [1], "relevance_fingerprint": "r", "nonce": b"n" * 16,
     },
     m.QuestionReply: {

@@ -78,8 +78,8 @@ MESSAGES = st.one_of(
         ask=session, attempt=u16, protocol_version=u16, tokenizer_fingerprint=short, vocab_size=u32,
         text=st.text(min_size=1, max_size=2000), documents=st.integers(0, 64),
         temperature=st.floats(0, 100), seed=st.integers(0, (1 << 63) - 1), reply=u32,
-        randomness=short, evidence=short, head=st.integers(1, 4096), max_tokens=u16,
-        window=st.integers(1, 64), reweight_every=u16, schedule=short, aggregator=short,
+        head=st.integers(1, 4096), max_tokens=u16,
+        window=st.integers(1, 64), aggregator=short,
         eos_token_ids=st.lists(ids, max_size=16), answered=st.lists(ids, max_size=300),
         relevance_fingerprint=short,
     ),
@@ -168,7 +168,7 @@ def test_deep_nesting_is_refused():
         decode(b"\x91" * 100_000)
 
 
-QUESTION = m.Question(1, 0, 5, "f", 512, "why?", 2, 0.0, 0, 0, "shared", "sparse", 16, 96, 8, 0, "auto", "device")
+QUESTION = m.Question(1, 0, 5, "f", 512, "why?", 2, 0.0, 0, 0, 16, 96, 8, "device")
 PROPOSAL = m.Proposal(1, 0, 0, 0, 7, 0.0, b"")
 PAST = m.Past("stop", "png", 1, 1, b"", bytes(8))
 

@@ -27,17 +27,12 @@ def command(args: AskMethodArguments) -> int:
 
     As 'dsd ask'; most methods need the cloud in this process, so no verifier.
     """
-    from dsd_lab.dragon.ablations import AblationServer
-    from dsd_lab.dragon.baseline_service import BaselineService
-    from dsd_lab.dragon.baselines import open_session
+    from dsd_lab.dragon.baselines import open_cloud, open_session
 
-    ordinary = args.method in OF_AN_ORDINARY_CLOUD
-    if args.link.verifier and not ordinary:
+    changed = (args.aggregation.evidence, args.aggregation.randomness) != ("sparse", "shared")
+    if args.link.verifier and (changed or args.method not in OF_AN_ORDINARY_CLOUD):
         raise ValueError(
-            f"--method {args.method} is for comparisons, with the cloud in this process; leave out --verifier"
+            f"--method {args.method} with these settings is for comparisons, with the cloud in this process; leave out "
+            "--verifier"
         )
-
-    def baseline(model: object, store: object, **_: object) -> BaselineService:
-        return BaselineService(model, store)  # type: ignore[arg-type]
-
-    return answer_by(args, partial(open_session, args.method), AblationServer if ordinary else baseline)
+    return answer_by(args, partial(open_session, args.method), partial(open_cloud, args.method, args.aggregation))

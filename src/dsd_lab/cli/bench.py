@@ -655,6 +655,7 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     longest round trip.
     """
     from dsd_lab.dragon import bench as bench_of
+    from dsd_lab.dragon.settings import variants_named
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
     bench = bench_of.DragonBench(**_same(args, bench_of.DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
@@ -663,7 +664,7 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
         return _run(bench_of.measure_bytes, bench_of.render_bytes, args, holds="reached", model=model, encoder=encoder)
     return _run(
         bench_of.measure_dragon, bench_of.render, args, draw=bench_of.draw_dragon, bench=bench, model=model,
-        encoder=encoder, variants=bench_of.variants_named(args.variants),
+        encoder=encoder, variants=variants_named(args.variants, bench_of.MEASURED),
         holds=lambda report: all(report["reached"].values()),
     )  # fmt: skip
 

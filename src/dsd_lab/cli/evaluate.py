@@ -86,7 +86,8 @@ def questions(args: EvaluateQuestionsArguments = EvaluateQuestionsArguments()) -
     Answered by DRAGON's mixture without the link. Wrong: said with confidence; the rest says that it does not know.
     With --methods, two processes answer over a link, by DRAGON and by what it is compared with.
     """
-    from dsd_lab.dragon.questions import MethodsBench, drawn, measure_methods, render_methods, variants_of
+    from dsd_lab.dragon.questions import MEASURED, MethodsBench, drawn, measure_methods, render_methods
+    from dsd_lab.dragon.settings import variants_named
     from dsd_lab.pair.held_out import load_questions, measure_sides, render_sides, shipped_questions
     from dsd_ros.vlm.settings import ModelSettings
 
@@ -101,7 +102,7 @@ def questions(args: EvaluateQuestionsArguments = EvaluateQuestionsArguments()) -
 
         if args.methods:
             bench = MethodsBench(args.count, args.seed, args.trip_ms, args.mbps, args.documents)
-            found = measure_methods(bench, model, items, variants_of(args.variants), bar.to, wrong)
+            found = measure_methods(bench, model, items, variants_named(args.variants, MEASURED), bar.to, wrong)
         else:
             found = measure_sides(model, drawn(items, args.count, args.seed), args.documents, args.side, bar.to, wrong)
     print(render_methods(found) if args.methods else render_sides(found))

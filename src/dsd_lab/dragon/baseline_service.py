@@ -1,51 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cloud's half of the methods that DRAGON is compared with, by a question's own messages.
 
-``Question.schedule`` says what is wanted, which an ordinary cloud refuses: only a cloud that was started for it gives
-its documents away.
+A service is made for one method, and no question can ask it for another: only a cloud that was started for it gives its
+documents away. It answers by Proposals: a token each, without evidence ("cloud", "crcg-cloud"); a token each of a whole
+answer, which is made at a question's first attempt and sent at its second ("drdg-sw"); or a document each, packed by
+``pack_document`` ("drcg-text", and "drcg-kv" with its keys and values).
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace
 
-from dsd_lab.dragon.ablations import AblationServer, pack_evidence
-from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_lab.dragon.ablations import pack_evidence
+from dsd_lab.dragon.settings import AblationSettings
+from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
-from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
+from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Preempted
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.dragon.server import name_of, refusal_of
 from dsd_ros.dragon.side import end_of
+from dsd_ros.dragon.state import own_choice
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
-from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
+from dsd_ros.wire.messages import (
+    DIGEST_BYTES,
+    MAX_EVIDENCE_BYTES,
+    EndCode,
+    Message,
+    Proposal,
+    Question,
+    QuestionReply,
+    prefix_digest,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 
-# What a question's ``schedule`` asks for.
-MIXED = "alone"  # an answer from the cloud's documents, a Proposal per token without evidence
-TOGETHER = "alone-in-one-prompt"  # the same, the documents one after the other in one prompt
-SEQUENCE = "sequence"  # a whole answer is made and kept
-COLLECT = "collect"  # all Proposals of the answer that was made for this question
-TEXTS = "documents"  # the documents, a Proposal each, packed by ``pack_document``
-KEYS = "documents-and-keys"  # the same, with keys and values
-WANTED = (MIXED, TOGETHER, SEQUENCE, COLLECT, TEXTS, KEYS)
-_DIGEST_BYTES = 8
-
 Answer = Callable[[Message], object]
-Choose = Callable[[Local, int], int]
 
 
 def together(documents: Sequence[Retrieved]) -> list[Retrieved]:
@@ -57,15 +56,15 @@ def together(documents: Sequence[Retrieved]) -> list[Retrieved]:
 
 
 def alone(
-    mixture: LocalMixture, choose: Choose, max_tokens: int, eos: frozenset[int], stopped: Callable[[], bool]
+    mixture: LocalMixture, question: Question, eos: frozenset[int], stopped: Callable[[], bool]
 ) -> Iterator[tuple[int, Local, float]]:
     """One side's own answer: each token with its distribution and seconds. Preempted once ``stopped()``."""
     tokens: list[int] = []
-    while len(tokens) < max_tokens and not (tokens and tokens[-1] in eos):
+    while len(tokens) < question.max_tokens and not (tokens and tokens[-1] in eos):
         began = time.monotonic()
         mixture.follow(tokens)
         local = mixture.next(stopped)
-        tokens.append(choose(local, len(tokens)))
+        tokens.append(own_choice(question, question.reply, local.p, len(tokens)))
         yield tokens[-1], local, time.monotonic() - began
 
 
@@ -74,16 +73,6 @@ def noise_of(question: Question, position: int, size: int) -> np.ndarray | None:
     if question.temperature == 0.0:
         return None
     return gumbel(question.seed, question.reply, position, size)
-
-
-def chooser(question: Question) -> Choose:
-    """How a side on its own chooses its tokens: reproducibly for the same question."""
-
-    def choose_token(local: Local, position: int) -> int:
-        noise = noise_of(question, position, len(local.p))
-        return int(local.p.argmax()) if noise is None else choose(local.p, noise)
-
-    return choose_token
 
 
 def pack_document(document: Retrieved, head: Sequence[int], keys: bytes = b"") -> bytes:
@@ -99,14 +88,10 @@ def pack_document(document: Retrieved, head: Sequence[int], keys: bytes = b"") -
 
 
 def unpack_document(data: bytes) -> tuple[str, bytes, bytes]:
-    """(text, digest, keys and values) from ``pack_document``; the last two empty for a text alone. ValueError."""
-    size = int.from_bytes(data[:4], "little")
-    if len(data) < 4 + size:
-        raise ValueError("a document is shorter than it says")
-    rest = data[4 + size :]
-    if rest and len(rest) <= _DIGEST_BYTES:
-        raise ValueError("a document's keys and values are cut off")
-    return data[4 : 4 + size].decode("utf-8"), rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+    """(text, digest, keys and values) from ``pack_document``; the last two empty for a text alone."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    keys = end + DIGEST_BYTES
+    return data[4:end].decode("utf-8"), data[end:keys], data[keys:]
 
 
 def pack_sequence(sequence: ModelSequence) -> bytes:
@@ -122,51 +107,48 @@ def unpack_sequence(model: Any, tokens: Sequence[int], data: bytes) -> ModelSequ
     return sequence
 
 
-@dataclass(eq=False)
-class _Asked:
-    question: Question
-    reply: Answer
-    peer: Hashable
-    stopped: bool = False
-
-
 class BaselineService:
-    """Answers one question after another; see ``dragon.server.DragonServer`` for the interface."""
+    """Answers one question after another by ``method``; see ``dragon.server.DragonServer`` for the interface."""
 
     def __init__(
-        self, model: Any, retriever: Retriever, *, asking: Asking | None = None, kept: KeptDocuments | None = None
+        self,
+        method: str,
+        settings: AblationSettings,
+        model: Any,
+        retriever: Retriever,
+        *,
+        asking: Asking | None = None,
+        kept: KeptDocuments | None = None,
     ) -> None:
+        """``settings``: the device's, for the evidence of a whole answer."""
         self.model = model
+        self._method, self._settings = method, settings
         self._retriever = retriever
         self._asking: Asking = asking or DocumentPrompt(model)
         self._kept = kept if kept is not None else KeptDocuments()
-        self._lock = threading.Lock()  # guards the two below
-        self._questions: list[_Asked] = []  # waiting or being answered
+        self._closed = False
+        self._gone: set[Hashable] = set()  # peers whose link is down
         self._made: dict[Hashable, list[Proposal]] = {}  # a peer's newest whole answer
         self._worker = ThreadPoolExecutor(1, "baselines")
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when closed. ``reply`` must not block."""
         if isinstance(message, Question):
-            asked = _Asked(message, reply, peer)
-            with self._lock:
-                try:
-                    self._worker.submit(self._work, asked)
-                except RuntimeError:  # closed
-                    return False
-                self._questions.append(asked)
+            try:
+                self._worker.submit(self._work, message, reply, peer)
+            except RuntimeError:  # closed
+                return False
         return True
 
     def disconnect(self, peer: Hashable) -> None:
         """End the questions of a peer whose link is down."""
-        self._stop(lambda asked: asked.peer == peer)
-        with self._lock:
-            self._made.pop(peer, None)
+        self._gone.add(peer)
 
-    def close(self) -> None:
+    def close(self, _timeout: float = 0.0) -> bool:
         """End all questions and the thread."""
-        self._stop(lambda asked: True)
+        self._closed = True
         self._worker.shutdown(cancel_futures=True)
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -174,62 +156,46 @@ class BaselineService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stop(self, which: Callable[[_Asked], bool]) -> None:
-        with self._lock:
-            for asked in filter(which, self._questions):
-                asked.stopped = True
+    def _work(self, question: Question, reply: Answer, peer: Hashable) -> None:
+        def stopped() -> bool:
+            return self._closed or peer in self._gone
 
-    def _work(self, asked: _Asked) -> None:
         try:
-            if not asked.stopped:
-                self._serve(asked)
+            self._serve(question, reply, peer, stopped)
+        except Preempted:
+            pass
         except ValueError as error:  # of prompts and contexts
-            asked.reply(end_of(asked.question, EndCode.BAD_QUESTION, str(error)))
-        except Exception:
-            if not asked.stopped:  # one question's failure must not end the service
-                _log.exception("a question could not be served")
-                sentence = "the cloud could not go on with this; its log says why"
-                asked.reply(end_of(asked.question, EndCode.MODEL_ERROR, sentence))
-        finally:
-            with self._lock:
-                self._questions = [one for one in self._questions if one is not asked]
+            reply(end_of(question, EndCode.BAD_QUESTION, str(error)))
+        except Exception:  # one question's failure must not end the service
+            _log.exception("a question could not be served")
+            reply(end_of(question, EndCode.MODEL_ERROR, "the cloud could not go on with this; its log says why"))
 
-    def _serve(self, asked: _Asked) -> None:
-        question, model = asked.question, self.model
-        scale = scale_of(self._retriever)
-        error = refusal_of(model, replace(question, schedule="device"), AblationServer.offered, scale)
-        if not error and question.schedule not in WANTED:
-            error = (
-                f"this cloud is for comparisons and knows no schedule {question.schedule!r}; "
-                f"use one of {', '.join(WANTED)}"
-            )
-        name = name_of(model)
+    def _serve(self, question: Question, reply: Answer, peer: Hashable, stopped: Callable[[], bool]) -> None:
+        error = refusal_of(self.model, question, scale_of(self._retriever))
         if error:
-            asked.reply(QuestionReply(question.ask, question.attempt, error, *name, 0))
-            return
-        if question.schedule == COLLECT:
-            self._send_made(asked)
-            return
-        count = question.documents
-        documents = self._retriever.retrieve(question.text, count) if count else []
-        asked.reply(QuestionReply(question.ask, question.attempt, "", *name, len(documents)))
-        if question.schedule in (TEXTS, KEYS):
-            for number, document in enumerate(documents):
-                if not asked.stopped:
-                    self._send_document(asked, number, document)
+            reply(QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0))
+        elif self._method == "drdg-sw" and question.attempt:
+            for proposal in self._made.pop(peer, []):
+                reply(proposal)
         else:
-            self._answer(asked, documents)
+            documents = self._retriever.retrieve(question.text, question.documents) if question.documents else []
+            reply(QuestionReply(question.ask, question.attempt, "", *name_of(self.model), len(documents)))
+            if self._method in ("drcg-text", "drcg-kv"):
+                for number, document in enumerate(documents):
+                    reply(self._packed(question, number, document))
+                return
+            made = []
+            for proposal in self._answer(question, documents, stopped):
+                made.append(proposal)
+                if self._method != "drdg-sw":
+                    reply(proposal)
+            self._made[peer] = made
 
-    def _send_document(self, asked: _Asked, number: int, document: Retrieved) -> None:
-        question = asked.question
+    def _packed(self, question: Question, number: int, document: Retrieved) -> Proposal:
         pieces = self._asking.pieces(document.text, question.text)
-        keys = self._keys(pieces) if question.schedule == KEYS else b""
-        asked.reply(
-            Proposal(
-                question.ask, question.attempt, number, 0, 0, document.relevance,
-                pack_document(document, pieces.head, keys),
-            )
-        )  # fmt: skip
+        keys = self._keys(pieces) if self._method == "drcg-kv" else b""
+        data = pack_document(document, pieces.head, keys)
+        return Proposal(question.ask, question.attempt, number, 0, 0, document.relevance, data)
 
     def _keys(self, pieces: Pieces) -> bytes:
         """Keys and values of a prompt up to the document's end, read where they are not kept."""
@@ -241,38 +207,19 @@ class BaselineService:
             self._kept.keep(self.model, pieces.head, sequence)
         return pack_sequence(sequence)
 
-    def _answer(self, asked: _Asked, documents: list[Retrieved]) -> None:
-        question, model = asked.question, self.model
-        if question.schedule == TOGETHER:
+    def _answer(
+        self, question: Question, documents: list[Retrieved], stopped: Callable[[], bool]
+    ) -> Iterator[Proposal]:
+        model = self.model
+        if self._method == "crcg-cloud":
             documents = together(documents)
         mixture = LocalMixture(model, self._asking, question.text, documents, question.temperature, self._kept)
         mixture.reserve(question.max_tokens)
         eos = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
-        made: list[Proposal] = []
-        for token, local, seconds in alone(mixture, chooser(question), question.max_tokens, eos, lambda: asked.stopped):
+        for number, (token, local, seconds) in enumerate(alone(mixture, question, eos, stopped)):
             evidence = b""
-            if question.schedule == SEQUENCE:
-                noise = noise_of(question, len(made), len(local.p))
-                evidence = pack_evidence(question, local.p, token, noise)
-            made.append(
-                Proposal(
-                    question.ask, question.attempt, len(made), 0, token, local.log_weight, evidence,
-                    round(1e6 * seconds) % (1 << 32),
-                )
-            )  # fmt: skip
-            if question.schedule != SEQUENCE:
-                asked.reply(made[-1])
-        with self._lock:
-            if question.schedule == SEQUENCE and not asked.stopped:
-                self._made[asked.peer] = made
-
-    def _send_made(self, asked: _Asked) -> None:
-        question = asked.question
-        with self._lock:
-            made = self._made.pop(asked.peer, [])
-        if not made or made[0].ask != question.ask:
-            sentence = f"no answer was made for this question; ask for its {SEQUENCE} first"
-            asked.reply(end_of(question, EndCode.BAD_QUESTION, sentence))
-            return
-        for proposal in made:
-            asked.reply(proposal)
+            if self._method == "drdg-sw":
+                noise = noise_of(question, number, len(local.p))
+                evidence = pack_evidence(self._settings.evidence, question.head, local.p, token, noise)
+            decode_us = round(1e6 * seconds) % (1 << 32)
+            yield Proposal(question.ask, question.attempt, number, 0, token, local.log_weight, evidence, decode_us)

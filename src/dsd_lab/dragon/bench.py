@@ -17,13 +17,12 @@ from typing import Any
 
 from dsd_lab.bench.pace import Pace
 from dsd_lab.bench.scenes import BATCH_GROWTH
-from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationServer
-from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
-from dsd_lab.dragon.baselines import open_session
+from dsd_lab.dragon.ablations import AblationClient
+from dsd_lab.dragon.baseline_service import pack_sequence, together
+from dsd_lab.dragon.baselines import kept_before, open_cloud, open_session
 from dsd_lab.dragon.corpus import ASKED, QUESTIONS, SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.dragon.recorded import RecordedModel, Rows
-from dsd_lab.dragon.settings import AblationSettings
+from dsd_lab.dragon.settings import VARIANTS, AblationSettings, Variant
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, Row, cell, check_range, header, render_template, table
@@ -46,41 +45,8 @@ _BASE_TRIP_S = 0.002  # of the paper's Wi-Fi, without what is added
 _PATIENCE_S = 120.0  # nothing is lost on an emulated link
 
 
-@dataclass(frozen=True)
-class AnswerVariant:
-    """A method and what it sends."""
-
-    label: str
-    method: str
-    evidence: str = "sparse"
-    temperature: float = 0.0
-    randomness: str = "shared"
-
-
-VARIANTS = (
-    AnswerVariant("dragon", "dragon"),
-    AnswerVariant("dragon, full", "dragon", "full"),
-    AnswerVariant("dragon, sampled", "dragon", temperature=1.0),
-    AnswerVariant("drdg-tw", "drdg-tw"),
-    AnswerVariant("drdg-tw, full", "drdg-tw", "full"),
-    AnswerVariant("drdg-sw", "drdg-sw"),
-    AnswerVariant("drdg-sw, full", "drdg-sw", "full"),
-    *(AnswerVariant(method, method) for method in ("drcg-text", "drcg-kv", "crcg", "crcg-cloud", "device")),
-)
-
-
-FURTHER = (  # measured where they are named
-    AnswerVariant("dragon, independent", "dragon", temperature=1.0, randomness="independent"),
-)
-
-
-def variants_named(names: Sequence[str]) -> list[AnswerVariant]:
-    """The variants of these names, by default all of VARIANTS; BenchError."""
-    known = {variant.label: variant for variant in (*VARIANTS, *FURTHER)}
-    for name in names:
-        if name not in known:
-            raise BenchError(f"there is no variant {name!r}; name some of {'; '.join(known)}")
-    return [known[name] for name in names] or list(VARIANTS)
+# By default; the others are measured where they are named.
+MEASURED = tuple(variant for label, variant in VARIANTS.items() if label not in ("dragon, independent", "cloud"))
 
 
 @dataclass(frozen=True)
@@ -148,7 +114,7 @@ def measure_dragon(
     bench: DragonBench,
     model: Any,
     encoder: Encoder,
-    variants: Sequence[AnswerVariant] = VARIANTS,
+    variants: Sequence[Variant] = MEASURED,
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
     """The report of ``dragon.report``. ``model``: of ``vlm.loading``, which both sides have. BenchError."""
@@ -157,12 +123,11 @@ def measure_dragon(
     sides = _sides(model, rows, two_sides(encoder, corpus.passages))
     runs: list[Row] = []
     profiles: dict[Any, Profile] = {}
-    agreed = []
     for number in range(bench.questions):
         question = (ASKED if bench.as_asked else QUESTIONS)[number]
         rows.clear()
         _hold(bench, sides, held=False)
-        agreed.append(_prepare(bench, sides, question, variants))
+        _prepare(bench, sides, question, variants)
         _hold(bench, sides, held=True)
         for index, trip in enumerate(bench.trips_ms):
             # Each question and trip begins with another variant, so that the first is not always the same.
@@ -176,7 +141,7 @@ def measure_dragon(
                     done = number + (index + place / len(variants)) / len(bench.trips_ms)
                     progress(done / bench.questions, f"{variant.label} at {trip:g} ms")
     late = sum(side.model.late for side in sides) / max(1, sum(side.model.passes for side in sides))
-    return make_report(dataclasses.asdict(bench), model, len(corpus.passages), late, runs, agreed)
+    return make_report(dataclasses.asdict(bench), model, len(corpus.passages), late, runs)
 
 
 def _hold(bench: DragonBench, sides: Sequence[Side], held: bool) -> None:
@@ -192,25 +157,21 @@ def answer_to(
     bench: DragonBench,
     sides: Sequence[Side],
     question: str,
-    variant: AnswerVariant,
+    variant: Variant,
     link: LinkProfile,
     seed: int,
     profile: Profile,
 ) -> Answer:
     """One answer, in a session of its own; what it learns about the link stays in ``profile``."""
     device, cloud = sides
-    settings = AblationSettings(
-        documents=bench.documents, max_tokens=bench.max_tokens, temperature=variant.temperature,
-        evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
+    settings = variant.settings(
+        documents=bench.documents, max_tokens=bench.max_tokens, seed=bench.seed,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
-    kind = AblationServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
-    # Nothing is kept of a prompt with the other side's text.
-    kept = KeptDocuments() if variant.method == "drcg-text" else device.kept
-    if variant.method == "drcg-kv":
-        kept = _copied(device, question, bench.documents)
+    ours = device.passages.retrieve(question, bench.documents)
+    kept = kept_before(variant.method, device.kept, device.model, device.asking, question, ours)
     with (
-        kind(cloud.model, cloud.passages, kept=cloud.kept) as service,
+        open_cloud(variant.method, settings, cloud.model, cloud.passages, kept=cloud.kept) as service,
         EmulatedChannel(LocalChannel(service), link.stretched(bench.time_scale), seed, bench.window_bytes) as channel,
         open_session(variant.method, channel, device.model, device.passages, settings, kept=kept) as session,
     ):
@@ -219,24 +180,10 @@ def answer_to(
         return session.answer(question)
 
 
-def _copied(side: Side, question: str, count: int) -> KeptDocuments:
-    """The keys and values of a side's own documents for a question, and of no others."""
-    kept = KeptDocuments()
-    for document in side.passages.retrieve(question, count):
-        head = side.asking.pieces(document.text, question).head
-        sequence = side.kept.find(side.model, head)
-        if sequence is not None:
-            kept.keep(side.model, head, sequence)
-    return kept
-
-
-def _prepare(
-    bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[AnswerVariant]
-) -> dict[str, Any]:
-    """Make every pass once that an answer may take: a first pass takes this machine's time. The sides' agreement."""
-    shares = {}
+def _prepare(bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[Variant]) -> None:
+    """Make every pass once that an answer may take: a first pass takes this machine's time."""
     for temperature in sorted({v.temperature for v in variants}):
-        shares |= _agreement(bench, sides, question, temperature)
+        _prepare_mixtures(bench, sides, question, temperature)
     methods = {variant.method for variant in variants}
     device, cloud = sides
     ours, theirs = (side.passages.retrieve(question, bench.documents) for side in sides)
@@ -253,11 +200,10 @@ def _prepare(
             sequence = cloud.kept.find(cloud.model, head)
             if sequence is not None:
                 pack_sequence(sequence)
-    return shares
 
 
-def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> dict[str, float]:
-    """Make the passes of both sides' mixtures; the share of the target's tokens that each side drafts itself."""
+def _prepare_mixtures(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> None:
+    """Make the passes of both sides' mixtures: after the answer's tokens, and after drafts that follow them."""
     settings = AblationSettings(temperature=temperature, seed=bench.seed)
     mixtures = [
         side.mixture(question, side.passages.retrieve(question, bench.documents), temperature) for side in sides
@@ -269,9 +215,7 @@ def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, tempera
         one, other = (own.next() for own in mixtures)
         p = mixture(one.p, other.p, one.log_weight, other.log_weight)
         target.append(own_choice(settings, 1, p, len(target)))
-    shares = {}
-    for side, own in zip(sides, mixtures, strict=True):
-        held = 0
+    for own in mixtures:
         for start in range(bench.max_tokens):
             alone = temperature == 0.0 and start == 0
             last = bench.max_tokens if alone else min(bench.max_tokens, start + settings.window)
@@ -279,9 +223,6 @@ def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, tempera
             while len(tokens) < last:
                 own.follow(tokens)
                 tokens = [*tokens, own_choice(settings, 1, own.next().p, len(tokens))]
-            held += tokens[start] == target[start]
-        shares[f"{side.model.name} at temperature {temperature:g}"] = held / bench.max_tokens
-    return shares
 
 
 def _answer_greedily(own: LocalMixture, count: int) -> None:
@@ -291,7 +232,7 @@ def _answer_greedily(own: LocalMixture, count: int) -> None:
         tokens.append(int(own.next().p.argmax()))
 
 
-def _run(bench: DragonBench, variant: AnswerVariant, trip: float, number: int, answer: Answer) -> Row:
+def _run(bench: DragonBench, variant: Variant, trip: float, number: int, answer: Answer) -> Row:
     """One answer's figures; times on the clock of the times given."""
     figures = answer.statistics
     to_ms = 1e3 / bench.time_scale
@@ -328,7 +269,7 @@ def measure_bytes(
         sides = _sides(model, recorded, passages, size)
         for temperature, randomness in ((0.0, "shared"), (1.0, "shared"), (1.0, "independent")):
             for evidence in ("sparse", "full", "lossy-nucleus"):
-                variant = AnswerVariant("", "dragon", evidence, temperature, randomness)
+                variant = Variant("", "dragon", evidence, temperature, randomness)
                 answers = [
                     answer_to(bench, sides, QUESTIONS[number], variant, LinkProfile(), number, Profile())
                     for number in range(questions)
@@ -386,9 +327,7 @@ _STYLES = {
 }
 
 
-def make_report(
-    bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row], agreed: list[dict[str, Any]]
-) -> dict[str, Any]:
+def make_report(bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row]) -> dict[str, Any]:
     """One row for each variant and round trip, and what the bars say; JSON. ``late``: the share of late passes."""
     keys = dict.fromkeys((run["variant"], run["trip_ms"]) for run in runs)
     rows = [_row([run for run in runs if (run["variant"], run["trip_ms"]) == key]) for key in keys]
@@ -407,7 +346,6 @@ def make_report(
         "model": model.name,
         "setting": bench,
         "late_passes": late,
-        "agreed": agreed,
         "rows": rows,
         "bars": bars,
         "reached": {} if bench["as_asked"] else reached(bars),

@@ -84,11 +84,6 @@ class Passages:
         best = np.argsort(-relevances, kind="stable")[:count]
         return [Retrieved(key_of(self._texts[i]), self._texts[i], float(relevances[i])) for i in best]
 
-    def weigh(self, text: str, found: Sequence[Retrieved]) -> list[float]:
-        """How relevant these passages are to another text."""
-        rows = [self._texts.index(passage.text) for passage in found]
-        return list(map(float, self._vectors[rows] @ self._encoder.encode([text])[0] / TEMPERATURE))
-
 
 def two_sides(encoder: Encoder, passages: Sequence[str]) -> tuple[Passages, Passages]:
     """The passages dealt out in turn: the device's and the cloud's. BenchError for fewer than two."""

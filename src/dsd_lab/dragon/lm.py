@@ -25,8 +25,6 @@ from dsd_ros.dragon.documents.retrieval import Retrieved
 NONE, CRCG, DRCG, DRAGON = "none", "crcg", "drcg", "dragon"
 _CODE = ("dsd_ros/dragon", "dsd_lab/dragon/lm.py")
 METHODS = (NONE, CRCG, DRCG, DRAGON)
-REWEIGHTED = "reweighted"  # dragon, whose sides weigh their documents again after every _EVERY tokens
-_EVERY = 16
 _RESAMPLED = 2000  # of windows, for standard errors
 
 
@@ -127,22 +125,10 @@ def _both(ours: Scores, theirs: Scores, alone: np.ndarray) -> np.ndarray:
     return np.log(share * p + other_share * other_p)
 
 
-def _part(read: Scores, begin: int, relevances: Sequence[float]) -> Scores:
-    """The scores of _EVERY tokens, with other relevances; there may be more of these."""
-    return [(score[begin : begin + _EVERY], other) for (score, _), other in zip(read, relevances, strict=False)]
-
-
 def score_window(
-    scorer: Scorer,
-    device: Sequence[Retrieved],
-    cloud: Sequence[Retrieved],
-    documents: Sequence[int],
-    again: Sequence[tuple[Sequence[float], Sequence[float]]] = (),
+    scorer: Scorer, device: Sequence[Retrieved], cloud: Sequence[Retrieved], documents: Sequence[int]
 ) -> dict[str, list[np.ndarray]]:
-    """By method, for each number of documents a side, log p (n,) of the window's tokens.
-
-    ``again``: of each _EVERY tokens, the relevances of the device's documents and the cloud's; then REWEIGHTED, too.
-    """
+    """By method, for each number of documents a side, log p (n,) of the window's tokens."""
     alone = scorer.alone()
     read, other_read = (
         [(scorer.with_document(document.text), document.relevance) for document in side] for side in (device, cloud)
@@ -152,12 +138,6 @@ def score_window(
         ours, theirs = read[:count], other_read[:count]
         found[NONE].append(alone)
         found[DRAGON].append(_both(ours, theirs, alone))
-        if again:
-            parts = [
-                _both(_part(ours, begin, own), _part(theirs, begin, other), alone[begin : begin + _EVERY])
-                for begin, (own, other) in zip(range(0, len(alone), _EVERY), again, strict=True)
-            ]
-            found.setdefault(REWEIGHTED, []).append(np.concatenate(parts))
         if not count:
             found[CRCG].append(alone)
             found[DRCG].append(alone)
@@ -184,13 +164,12 @@ def measure_lm(
         raise BenchError(f"the held-out text has {len(windows)} windows of {setting.window} tokens; ask for no more")
     chosen = np.linspace(0, len(windows) - 1, setting.windows).round().astype(int)
     device, cloud = two_sides(encoder, corpus.passages)
-    sums: dict[str, list[list[float]]] = {method: [[] for _ in setting.documents] for method in (*METHODS, REWEIGHTED)}
+    sums: dict[str, list[list[float]]] = {method: [[] for _ in setting.documents] for method in METHODS}
     for number, index in enumerate(chosen):
         window = windows[index]
-        said = [model.decode_text(window[:end]) for end in range(setting.query, setting.window, _EVERY)]
-        ours, theirs = (side.retrieve(said[0], setting.documents[-1]) for side in (device, cloud))
-        again = [(device.weigh(text, ours), cloud.weigh(text, theirs)) for text in said]
-        found = score_window(Scorer(model, window, setting), ours, theirs, setting.documents, again)
+        query = model.decode_text(window[: setting.query])
+        ours, theirs = (side.retrieve(query, setting.documents[-1]) for side in (device, cloud))
+        found = score_window(Scorer(model, window, setting), ours, theirs, setting.documents)
         for method, rows in found.items():
             for place, row in enumerate(rows):
                 sums[method][place].append(float(row.mean()))
@@ -216,7 +195,6 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
                 }
             )
     last = len(setting.documents) - 1
-    gain = np.array(sums[REWEIGHTED][last]) - np.array(sums[DRAGON][last])
     best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
     return {
         **header("dragon-lm", _CODE, both=model),
@@ -225,12 +203,6 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
         "model": model.name,
         **{name: getattr(setting, name) for name in ("windows", "window", "query", "passage", "context")},
         "rows": rows,
-        REWEIGHTED: {
-            "every": _EVERY,
-            "perplexities": [math.exp(-float(np.mean(means))) for means in sums[REWEIGHTED]],
-            "log_p_above_dragon": float(gain.mean()),
-            "log_p_above_dragon_standard_error": float(gain[draws].mean(axis=1).std()),
-        },
         # By the nats that retrieval saves: what the distributed mixture gains for what one prompt gains.
         "gain_to_drcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[DRCG]),
         "gain_to_crcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[CRCG]),

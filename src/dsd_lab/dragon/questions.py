@@ -23,12 +23,10 @@ import torch
 
 from dsd_lab.bench.real import two_cores
 from dsd_lab.dragon import OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationServer
-from dsd_lab.dragon.baseline_service import WANTED, BaselineService
-from dsd_lab.dragon.baselines import open_session
-from dsd_lab.dragon.bench import AnswerVariant, link_profile
+from dsd_lab.dragon.baselines import kept_before, open_cloud, open_session
+from dsd_lab.dragon.bench import link_profile
 from dsd_lab.dragon.corpus import Passages
-from dsd_lab.dragon.settings import AblationSettings
+from dsd_lab.dragon.settings import VARIANTS, Variant
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel
 from dsd_lab.pair.held_out import HeldOut, verdict
 from dsd_lab.report import BenchError, Row, cell, check_range, header, ratio, share, table
@@ -44,19 +42,10 @@ from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.dragon.server import WithDocuments
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
-from dsd_ros.wire.messages import Message, Question
 from dsd_ros.wire.websocket import WebsocketChannel
 
 CODE = ("dsd_ros/dragon", "dsd_ros/vlm", "dsd_lab/dragon/questions.py", "dsd_lab/dragon/baselines.py")
-VARIANTS = (
-    AnswerVariant("dragon", "dragon"),
-    AnswerVariant("dragon, sampled", "dragon", temperature=1.0),
-    AnswerVariant("dragon, independent", "dragon", temperature=1.0, randomness="independent"),
-    *(
-        AnswerVariant(method, method)
-        for method in ("device", "cloud", "crcg", "crcg-cloud", "drcg-text", "drcg-kv", "drdg-tw", "drdg-sw")
-    ),
-)
+MEASURED = tuple(variant for label, variant in VARIANTS.items() if not label.endswith(", full"))
 TRAVELS = {"drcg-text": "texts", "drcg-kv": "texts, keys, values"}  # of the cloud's documents
 MOST_OVER_DEVICE = 1.25  # seconds to an answer
 _START_S = 300.0
@@ -78,14 +67,6 @@ class MethodsBench:
         check_range("trip-ms", self.trip_ms, 0, 10_000, " ms")
         check_range("mbps", self.mbps, 0, 1e6)
         check_range("documents", self.documents, 1, 16)
-
-
-def variants_of(names: Sequence[str]) -> Sequence[AnswerVariant]:
-    """The variants of these names, or all; BenchError."""
-    known = {variant.label: variant for variant in VARIANTS}
-    if unknown := [name for name in names if name not in known]:
-        raise BenchError(f"there is no variant {unknown[0]!r}; name some of {'; '.join(known)}")
-    return [known[name] for name in names] or VARIANTS
 
 
 def drawn(items: Sequence[HeldOut], count: int, seed: int) -> list[HeldOut]:
@@ -112,43 +93,26 @@ class OwnDocuments:
         return self._passages[query].retrieve(query, count)
 
 
-class _AnyMethod:
-    """The cloud's half of every method, of the bench."""
-
-    def __init__(self, model: Any, documents: OwnDocuments) -> None:
-        kept = KeptDocuments()
-        self._dragon = AblationServer(model, documents, kept=kept)
-        self._baselines = BaselineService(model, documents, kept=kept)
-
-    def submit(self, message: Message, reply: Callable[[Message], object], peer: Any) -> bool:
-        baseline = isinstance(message, Question) and message.schedule in WANTED
-        return (self._baselines if baseline else self._dragon).submit(message, reply, peer)
-
-    def disconnect(self, peer: Any) -> None:
-        self._dragon.disconnect(peer)
-        self._baselines.disconnect(peer)
-
-    def close(self, timeout: float = 1.0) -> bool:
-        self._baselines.close()
-        return self._dragon.close(timeout)
-
-
 def _serve(pipe: Connection, model: ModelSettings, items: Sequence[HeldOut]) -> None:
-    """The cloud's process: send the address, and serve until the pipe is closed."""
+    """The cloud's process: send each variant's address, and serve them until the pipe is closed."""
     begin_worker(heed_signals=False)
     torch.set_num_threads(1)
-    loaded = load_model(model)
-    service: Any = _AnyMethod(loaded, OwnDocuments(SentenceEncoder(), items, "cloud"))
-    settings = VerifierSettings(port=0)
-    with WithDocuments(VerifierEngine(loaded), service) as engine, VerifierServer(engine, settings) as server:
-        pipe.send(server.url)
+    loaded, kept = load_model(model), KeptDocuments()
+    urls: dict[str, str] = {}
+    documents = OwnDocuments(SentenceEncoder(), items, "cloud")
+    with ExitStack() as stack:
+        for variant in VARIANTS.values():
+            service: Any = open_cloud(variant.method, variant.settings(), loaded, documents, kept=kept)
+            engine = stack.enter_context(WithDocuments(VerifierEngine(loaded), service))
+            urls[variant.label] = stack.enter_context(VerifierServer(engine, VerifierSettings(port=0))).url
+        pipe.send(urls)
         with suppress(EOFError):
             pipe.recv()
 
 
 @contextmanager
-def cloud_process(model: ModelSettings, items: Sequence[HeldOut]) -> Iterator[str]:
-    """The address of a cloud for every method, in a process of its own. BenchError if it does not start."""
+def cloud_process(model: ModelSettings, items: Sequence[HeldOut]) -> Iterator[dict[str, str]]:
+    """The addresses of clouds for every variant, by label, in one process. BenchError if it does not start."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, model, list(items)), daemon=True)
@@ -170,7 +134,7 @@ def measure_methods(
     bench: MethodsBench,
     model: ModelSettings,
     items: Sequence[HeldOut],
-    variants: Sequence[AnswerVariant] = VARIANTS,
+    variants: Sequence[Variant] = MEASURED,
     progress: Callable[[float, str], object] | None = None,
     report: Callable[[HeldOut, str, str], object] | None = None,
 ) -> dict[str, Any]:
@@ -181,13 +145,13 @@ def measure_methods(
     items = drawn(items, bench.count, bench.seed)
     answers: dict[str, list[Answer]] = defaultdict(list)
     with ExitStack() as stack:
-        url, cores = stack.enter_context(two_cores(cloud_process(model, items)))
+        urls, cores = stack.enter_context(two_cores(cloud_process(model, items)))
         torch.set_num_threads(1)
         loaded = load_model(model)
         documents = OwnDocuments(SentenceEncoder(), items, "device")
-        device = Device(bench, loaded, documents, url, stack)
+        device = Device(bench, loaded, documents, urls, stack)
         sessions = {variant.label: device.session(variant) for variant in variants}
-        readers = [device.session(AnswerVariant("", method), max_tokens=1) for method in ("device", "cloud")]
+        readers = [device.session(VARIANTS[side], max_tokens=1) for side in ("device", "cloud")]
         for session in (*readers, *sessions.values()):
             session.answer(items[0].question)  # what happens once in a process, and dialling
         for number, item in enumerate(items):
@@ -220,19 +184,21 @@ def measure_methods(
 class Device:
     """The device's half: a model, its documents, and sessions over an emulated link each."""
 
-    def __init__(self, bench: MethodsBench, model: Any, documents: OwnDocuments, url: str, stack: ExitStack) -> None:
-        self._bench, self._model, self._documents, self._url, self._stack = bench, model, documents, url, stack
+    def __init__(
+        self, bench: MethodsBench, model: Any, documents: OwnDocuments, urls: dict[str, str], stack: ExitStack
+    ) -> None:
+        self._bench, self._model, self._documents, self._urls, self._stack = bench, model, documents, urls, stack
         self._kept, self._sessions = KeptDocuments(), 0
 
-    def session(self, variant: AnswerVariant, max_tokens: int = 0) -> Any:
+    def session(self, variant: Variant, max_tokens: int = 0) -> Any:
         """A session of a variant, with a link of its own."""
         bench = self._bench
-        settings = AblationSettings(
-            documents=bench.documents, max_tokens=max_tokens or bench.max_tokens, temperature=variant.temperature,
-            randomness=variant.randomness, evidence=variant.evidence, seed=bench.seed, patience_s=_PATIENCE_S,
+        settings = variant.settings(
+            documents=bench.documents, max_tokens=max_tokens or bench.max_tokens, seed=bench.seed,
+            patience_s=_PATIENCE_S,
         )  # fmt: skip
         self._sessions += 1
-        link, inner = link_profile(bench.trip_ms, bench.mbps), WebsocketChannel(self._url)
+        link, inner = link_profile(bench.trip_ms, bench.mbps), WebsocketChannel(self._urls[variant.label])
         channel = self._stack.enter_context(EmulatedChannel(inner, link, self._sessions, INITIAL_WINDOW))
         if variant.method not in OF_AN_ORDINARY_CLOUD:  # the others dial
             channel.reconnect()
@@ -241,19 +207,13 @@ class Device:
 
     def kept_for(self, method: str, question: str) -> KeptDocuments:
         """The keys and values that a method may find on the device before a question."""
-        if method not in ("crcg", "drcg-text", "drcg-kv"):
-            return self._kept
-        kept = KeptDocuments()
-        if method == "drcg-kv":  # the device's own documents, and not yet those of the cloud
-            asking = DocumentPrompt(self._model)
-            for document in self._documents.retrieve(question, self._bench.documents):
-                head = asking.pieces(document.text, question).head
-                if (found := self._kept.find(self._model, head)) is not None:
-                    kept.keep(self._model, head, found)
-        return kept
+        if method == "crcg":
+            return KeptDocuments()
+        asking, ours = DocumentPrompt(self._model), self._documents.retrieve(question, self._bench.documents)
+        return kept_before(method, self._kept, self._model, asking, question, ours)
 
 
-def _row(variant: AnswerVariant, items: Sequence[HeldOut], said: Sequence[Answer], alone: Sequence[Answer]) -> Row:
+def _row(variant: Variant, items: Sequence[HeldOut], said: Sequence[Answer], alone: Sequence[Answer]) -> Row:
     """A variant's figures, an answer's where nothing else is said; ``alone``: the device's own answers."""
     verdicts = [verdict(item, answer.text) for item, answer in zip(items, said, strict=True)]
     figures = [answer.statistics for answer in said]

@@ -2,8 +2,8 @@
 """The next token of two sides with documents of their own: p = eta^d p^d + eta^c p^c, device and cloud.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON):
-equations 2 and 3 (eta), Algorithm 1 (speculative aggregation). Greedy decoding and shared
-randomness (``coupling``), where the token is argmax p and argmax(log p + G), are additions.
+equations 2 and 3 (eta). The token is argmax p or, with shared randomness (``coupling``), argmax(log p + G), where the
+paper draws independently (Algorithm 1: ``reference.aggregate``).
 
 The decided token is distributed as p, for any drafts, even if only part of the other side's distribution is known.
 Unknown entries are intervals; a decision is made only if no value in them could change it, else the result names the
@@ -53,13 +53,6 @@ class Decision(NamedTuple):
     token: int
     device_accepted: bool
     cloud_accepted: bool
-
-
-class IndependentDraws(NamedTuple):
-    """Algorithm 1's uniforms for one position, in [0, 1); deciding again after a question needs the same ones."""
-
-    side: float  # sigma: below 1/2 the device's draft is tested, else the cloud's
-    keep: float  # sigma^s
 
 
 class BoundedDistribution:
@@ -177,67 +170,35 @@ def mixture(
     return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
 
 
-def decide(
-    device: SideDraft, cloud: SideDraft, noise: Floats | None, draws: IndependentDraws | None = None
-) -> Decision | Undecided:
+def decide(device: SideDraft, cloud: SideDraft, noise: Floats | None) -> Decision | Undecided:
     """The token of one position, or what must be known first; either vocabulary may be the larger.
 
-    Without ``draws``: argmax(log p + G) with noise G (V or more,), or argmax p if ``noise`` is None; the lowest id if
-    several are equal. With ``draws``: Algorithm 1, whose residual is drawn as argmax(log residual + G), so the
-    drafts must be drawn independently of ``noise``. Called again after each answer is revealed, it reaches the
-    decision that whole distributions give. SamplingError for offers that no side can make.
+    argmax(log p + G) with noise G (V or more,), or argmax p if ``noise`` is None; the lowest id if several are equal.
+    Called again after each answer is revealed, it reaches the decision that whole distributions give. SamplingError for
+    offers that no side can make.
     """
-    shares = eta(device.log_weight, cloud.log_weight)
-    for side, offer in ((DEVICE, device), (CLOUD, cloud)):
-        if not 0 <= offer.token < len(offer.known.hi):
-            raise SamplingError(f"the {side}'s draft {offer.token} is outside its vocabulary")
-        if not offer.known.hi[offer.token] > 0.0:
-            raise SamplingError(f"the {side}'s draft {offer.token} has no probability in its own distribution")
-    if draws is None:
-        lowest = _mixed(device.known.lo, cloud.known.lo, shares)
-        highest = _mixed(device.known.hi, cloud.known.hi, shares)
-        found = _settled(lowest, highest, noise, device.known, cloud.known)
-        if found is None:
-            raise SamplingError("no token has a probability")
-    else:
-        if noise is None:
-            raise SamplingError("Algorithm 1 needs noise to draw from a residual; give it")
-        found = _algorithm_1(device, cloud, shares, noise, draws)
+    shares = shares_of(device, cloud)
+    lowest = _mixed(device.known.lo, cloud.known.lo, shares)
+    highest = _mixed(device.known.hi, cloud.known.hi, shares)
+    found = settled(lowest, highest, noise, device.known, cloud.known)
+    if found is None:
+        raise SamplingError("no token has a probability")
     if isinstance(found, Undecided):
         return found
     return Decision(found, found == device.token, found == cloud.token)
 
 
-def _algorithm_1(
-    device: SideDraft, cloud: SideDraft, shares: tuple[float, float], noise: Floats, draws: IndependentDraws
-) -> int | Undecided:
-    """Lines 6 to 15, only for the side that the first draw chooses: the other side's x~ is not needed."""
-    by_device = draws.side < 0.5
-    own, other = (device.known, cloud.known) if by_device else (cloud.known, device.known)
-    own_side, other_side = (DEVICE, CLOUD) if by_device else (CLOUD, DEVICE)
-    token = device.token if by_device else cloud.token
-    own_share, other_share = shares if by_device else shares[::-1]
-    if own.lo[token] < own.hi[token]:
-        return Undecided(own_side, [token])
-    # Keep with probability min(1, eta^s + eta^o p^o(x) / p^s(x)), multiplied out.
-    own_p = float(own.hi[token])
-    inside = token < len(other.hi)
-    least, most = (
-        own_share * own_p + other_share * (float(bounds[token]) if inside else 0.0) for bounds in (other.lo, other.hi)
-    )
-    if draws.keep * own_p < least:
-        return token
-    if draws.keep * own_p < most:
-        return Undecided(other_side, [token])
-    size = max(len(own.hi), len(other.hi))
-    lowest = np.maximum(_padded(other.lo, size) - _padded(own.hi, size), 0.0)
-    highest = np.maximum(_padded(other.hi, size) - _padded(own.lo, size), 0.0)
-    found = _settled(lowest, highest, noise, device.known, cloud.known)
-    # p^o == p^s leaves nothing to draw, and then only rounding can have rejected.
-    return token if found is None else found
+def shares_of(device: SideDraft, cloud: SideDraft) -> tuple[float, float]:
+    """``eta`` of two sides' drafts; SamplingError for drafts that no side can make."""
+    for side, offer in ((DEVICE, device), (CLOUD, cloud)):
+        if not 0 <= offer.token < len(offer.known.hi):
+            raise SamplingError(f"the {side}'s draft {offer.token} is outside its vocabulary")
+        if not offer.known.hi[offer.token] > 0.0:
+            raise SamplingError(f"the {side}'s draft {offer.token} has no probability in its own distribution")
+    return eta(device.log_weight, cloud.log_weight)
 
 
-def _settled(
+def settled(
     lowest: Floats, highest: Floats, noise: Floats | None, device: BoundedDistribution, cloud: BoundedDistribution
 ) -> int | Undecided | None:
     """The argmax of weights between ``lowest`` and ``highest`` (V,), of log weight + G if there is noise.
@@ -271,7 +232,7 @@ def _settled(
 
 def _mixed(device: Floats, cloud: Floats, shares: tuple[float, float]) -> Floats:
     size = max(len(device), len(cloud))
-    return _padded(shares[0] * device, size) + _padded(shares[1] * cloud, size)
+    return padded(shares[0] * device, size) + padded(shares[1] * cloud, size)
 
 
 def _row(p: torch.Tensor | NDArray[np.floating]) -> Floats:
@@ -280,7 +241,7 @@ def _row(p: torch.Tensor | NDArray[np.floating]) -> Floats:
     return np.asarray(p).astype(np.float64)
 
 
-def _padded(row: Floats, size: int) -> Floats:
+def padded(row: Floats, size: int) -> Floats:
     """Pad a smaller vocabulary's row with zeros."""
     return row if len(row) == size else np.concatenate([row, np.zeros(size - len(row))])
 

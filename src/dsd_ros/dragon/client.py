@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device's side of questions: answer them together with the cloud, over a link that may break and come back.
 
-Three threads: the caller's waits and passes on tokens, one drafts, one dials and receives. An answer can go on from its
-tokens alone, so a lost link or a restarted cloud costs an attempt and changes no token.
+The caller's thread dials, receives and passes on tokens, as in a decode; another one drafts. An answer can go on from
+its tokens alone, so a lost link or a restarted cloud costs an attempt and changes no token.
 """
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 import time
@@ -26,7 +25,7 @@ from dsd_ros.dragon.state import Contradiction, Sources, own_choice
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
-from dsd_ros.wire.client import BackgroundConnection, Limits
+from dsd_ros.wire.client import Connection, DecodeCancelled, Limits
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     EndCode,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 OnToken = Callable[[str, list[int]], object]  # the text so far, and its tokens
 _FATAL = (RefusalCode.MALFORMED, RefusalCode.UNSUPPORTED)
 _EARLY = 256  # messages that may overtake the reply
+_POLL_S = 0.005  # how soon a token that the drafting thread decides is passed on
 _TRANSIENT = (EndCode.OVERLOADED, EndCode.UNKNOWN, EndCode.CLOSING)  # another attempt may succeed
 
 
@@ -57,7 +57,7 @@ class DragonClient:
     after any failure.
     """
 
-    side_class = AnswerSide
+    side_class: Callable[..., AnswerSide] = AnswerSide
 
     def __init__(
         self,
@@ -77,14 +77,9 @@ class DragonClient:
         self.kept = kept if kept is not None else KeptDocuments()
         self.replies = 0  # questions so far
         self.profile = Profile()
-        self._wake = threading.Condition()
-        self._attempt: Attempt | None = None
-        self._drafting = False  # the worker is in the mixture
         self._closing = False
-        self._answering = threading.Lock()
-        self._link = BackgroundConnection(channel, self._receive, self._wake)
-        self._worker = threading.Thread(target=self._work_all, name="ask-worker", daemon=True)
-        self._worker.start()
+        self._answering = threading.RLock()  # ``on_token`` may close
+        self._link = Connection(channel)
 
     def answer(
         self,
@@ -110,22 +105,13 @@ class DragonClient:
             mixture.reserve(self.settings.max_tokens)
             limits = Limits(deadline, cancelled, closed=lambda: self._closing, what="answer")
             statistics = AnswerStatistics(device_documents=len(documents))
-            asked = _Asked(question, mixture, statistics, began, on_token, limits)
-            try:
-                return self._answer(asked)
-            finally:
-                self._leave()
+            return self._answer(_Asked(question, mixture, statistics, began, on_token, limits))
 
     def close(self) -> None:
-        """End an answer in progress and both threads. The channel is the caller's to close."""
-        with self._wake:
-            self._closing = True
-            if self._attempt is not None:
-                self._attempt.stop()
-            self._wake.notify_all()
-        self._link.close()
-        if threading.current_thread() is not self._worker:
-            self._worker.join()
+        """End an answer in progress and wait for it: it raises LinkClosed. The channel is the caller's to close."""
+        self._closing = True
+        with self._answering:
+            pass
 
     def __enter__(self) -> Self:
         return self
@@ -133,21 +119,21 @@ class DragonClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ the caller's thread
-
     def _answer(self, asked: _Asked) -> Answer:
+        settings, bytes_before = self.settings, self._bytes
         self._link.backoff.reset()
         ask = secrets.randbelow((1 << 32) - 1) + 1
         failures = number = 0
-        failure: LinkError = LinkClosed("the cloud was not asked")
-        bytes_before = self._bytes
-        while failures < self.settings.attempts:
-            tokens_before, whole = len(asked.tokens), False
+        failure: LinkError
+        while True:
+            known = len(asked.tokens)
             try:
-                self._link.connect(asked.limits)
-                self._begin(asked, ask, number)
-                self._follow(asked, self.settings.patience_s * 2.0 ** min(failures, 6))
-                whole = True
+                asked.limits.check()
+                if not self._link.up:
+                    self._link.dial()
+                attempt = Attempt(self._question(asked, ask, number), asked, self)
+                attempt.run(settings.patience_s * 2.0 ** min(failures, 6))
+                return self._result(asked, bytes_before, number + 1)
             except AnswerRefused as error:
                 if error.code not in _TRANSIENT:
                     raise
@@ -155,20 +141,16 @@ class DragonClient:
             except (LinkClosed, LinkTimeout) as error:
                 self._link.failed(error, failures)
                 failure = error
-            finally:
-                self._gather(asked)
             number += 1
-            if whole:
-                return self._result(asked, bytes_before, number)
-            if len(asked.tokens) > tokens_before:
+            if len(asked.tokens) > known:
                 failures = 0
                 self._link.backoff.reset()
             failures += 1
-            if failures < self.settings.attempts:
-                if self.settings.on_loss == "alone" and getattr(failure, "retry_after", 0.0) > self.settings.patience_s:
-                    break
-                self._link.pause(failure, asked.limits)
-        if self.settings.on_loss == "fail":
+            too_long = settings.on_loss == "alone" and getattr(failure, "retry_after", 0.0) > settings.patience_s
+            if failures >= settings.attempts or too_long:
+                break
+            self._link.pause(failure, asked.limits)
+        if settings.on_loss == "fail":
             raise failure
         self._go_on_alone(asked)
         return self._result(asked, bytes_before, number)
@@ -178,80 +160,15 @@ class DragonClient:
         """Up and down so far."""
         return self._link.channel.bytes_up, self._link.channel.bytes_down
 
-    def _begin(self, asked: _Asked, ask: int, number: int) -> None:
-        """Send the question, and let the worker read the documents meanwhile."""
-        message = self._question(asked, ask, number)
-        attempt = Attempt(message, asked.mixture, self._link.post, self.profile, self._wake, self.side_class)
-        with self._wake:
-            if self._closing:
-                raise LinkClosed("the session was closed")
-            self._attempt = attempt
-            self._wake.notify_all()
-        self._link.post(message)
-
     def _question(self, asked: _Asked, ask: int, number: int) -> Question:
         """The device begins to aggregate: its first token comes half a round trip earlier."""
         settings, model = self.settings, self.model
         return Question(
             ask, number, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, asked.question,
             settings.documents, float(settings.temperature), settings.seed, self.replies,
-            "shared", "sparse", HEAD, settings.max_tokens, settings.window,
-            0, "auto", "device",
+            HEAD, settings.max_tokens, settings.window, "device",
             sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
         )  # fmt: skip
-
-    def _follow(self, asked: _Asked, patience: float) -> None:
-        """Wait until the answer is complete; LinkError if it does not come."""
-        attempt = self._attempt
-        assert attempt is not None
-        while True:
-            with self._wake:
-                self._wake.wait_for(
-                    lambda: attempt.news(len(asked.tokens)) or self._link.failure or self._closing,
-                    asked.limits.slice(attempt.silent_in(patience)),
-                )
-                failure = attempt.failure or self._link.failure
-            asked.limits.check()
-            self._hand_on(asked, attempt)
-            if attempt.ended:
-                return
-            if failure is not None:
-                raise failure
-            if attempt.silent_in(patience) <= 0.0:
-                raise LinkTimeout(self._link.doubt or f"the cloud said nothing for {patience:g} s")
-
-    def _hand_on(self, asked: _Asked, attempt: Attempt) -> None:
-        known = len(asked.tokens)
-        for token, at in list(zip(*attempt.progress(), strict=True))[known:]:
-            self._take(asked, token, at)
-
-    def _take(self, asked: _Asked, token: int, at: float) -> None:
-        asked.tokens.append(token)
-        asked.times.append(at)
-        if asked.on_token is not None:
-            asked.on_token(self.model.decode_text(asked.tokens), list(asked.tokens))
-
-    def _gather(self, asked: _Asked) -> None:
-        """The attempt is over: keep its tokens and its statistics."""
-        attempt = self._leave()
-        if attempt is not None:
-            self._hand_on(asked, attempt)
-            asked.take(attempt)
-
-    def _leave(self) -> Attempt | None:
-        """End the attempt, wait until the worker has left the mixture, and tell the cloud if it goes on."""
-        with self._wake:
-            attempt, self._attempt = self._attempt, None
-            if attempt is None:
-                return None
-            ended = attempt.ended
-            attempt.stop()
-            self._wake.notify_all()
-            self._wake.wait_for(lambda: not self._drafting)
-        if not ended and attempt.failure is None:
-            sentence = "the device no longer waits for this answer"
-            self._link.post(end_of(attempt.question, EndCode.CANCELLED, sentence))
-        return attempt
 
     def _go_on_alone(self, asked: _Asked) -> None:
         """Finish the answer from the device's documents alone."""
@@ -266,7 +183,7 @@ class DragonClient:
                 continue
             token = own_choice(settings, self.replies, local.p, len(asked.tokens))
             asked.tell((local.source_of(token), (0, 0.0)), [])
-            self._take(asked, token, time.monotonic())
+            asked.take(token, time.monotonic())
 
     def _result(self, asked: _Asked, bytes_before: tuple[int, int], attempts: int) -> Answer:
         figures, (up, down) = asked.statistics, self._bytes
@@ -280,115 +197,89 @@ class DragonClient:
         sources = sources_of(asked.tokens, told[:-1] if finished else told, self.model.decode_text)
         return Answer(text, asked.tokens, finished, figures, sources)
 
-    # ------------------------------------------------------------------ the other threads
-
-    def _receive(self, message: Message) -> None:
-        attempt = self._attempt
-        if attempt is not None:
-            attempt.receive(message)
-
-    def _work_all(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closing or (self._attempt is not None and self._attempt.wants_work))
-                if self._closing:
-                    return
-                attempt = self._attempt
-                assert attempt is not None
-                self._drafting = True
-            try:
-                attempt.work()
-            finally:
-                with self._wake:
-                    self._drafting = False
-                    self._wake.notify_all()
-
 
 class Attempt:
     """One attempt at a question, from its Question to the complete answer or a failure.
 
-    One thread calls ``receive``, another ``work``; ``wake`` is notified when either changes something.
+    ``run`` receives in the caller's thread; a thread of its own drafts and, until the cloud has replied, reads the
+    documents.
     """
 
-    def __init__(
-        self,
-        question: Question,
-        mixture: LocalMixture,
-        send: Callable[[Message], object],
-        profile: Profile,
-        wake: threading.Condition,
-        side_class: type[AnswerSide] = AnswerSide,
-    ) -> None:
+    def __init__(self, question: Question, asked: _Asked, client: DragonClient) -> None:
         self.question = question
         self.side: AnswerSide | None = None
-        self.failure: LinkError | Exception | None = None
-        self.eos: frozenset[int] = frozenset()
-        self.documents = 0
-        self.sources: list[str] = []  # the names of the cloud's documents
-        self._mixture, self._send, self._profile, self._wake = mixture, send, profile, wake
-        self._side_class = side_class
+        self.reply: QuestionReply | None = None
+        self._asked, self._client, self._link = asked, client, client._link
         self._early: list[Message] = []
-        self._read = False  # whether the documents were read while waiting for the reply
+        self._error: Exception | None = None  # of the drafting thread
         self._stopped = False
-        self._asked = self._heard = time.monotonic()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._draft_all, name="ask-drafts", daemon=True)
+        self._began = self._heard = time.monotonic()
+
+    def run(self, patience: float) -> None:
+        """Follow the answer to its end; LinkTimeout after ``patience`` seconds in which the cloud owed something."""
+        end = end_of(self.question, EndCode.CANCELLED, "the device no longer waits for this answer")
+        self._link.send(self.question)
+        self._thread.start()
+        try:
+            while not self._ended:
+                self._step(patience)
+        except Contradiction as error:
+            end = end_of(self.question, error.code, str(error))
+            raise AnswerRefused(str(error), error.code) from error
+        except (LinkError, DecodeCancelled):
+            raise
+        except Exception:  # the caller's to see
+            end = end_of(self.question, EndCode.MODEL_ERROR, "the device could not go on")
+            raise
+        finally:
+            self._stop()
+            if not self._ended:
+                self._link.post(end)
+            self._hand_on()
+            self._asked.gather(self)
 
     @property
-    def ended(self) -> bool:
-        """Whether the answer is complete."""
+    def _ended(self) -> bool:
         return self.side is not None and self.side.ended
 
-    @property
-    def wants_work(self) -> bool:
-        if self._stopped or self.failure is not None:
-            return False
-        return not self._read if self.side is None else self.side.wants_work
+    def _step(self, patience: float) -> None:
+        """Pass on what is decided, and wait a moment for a message."""
+        limits = self._asked.limits
+        limits.check()
+        self._hand_on()
+        if self._error is not None:
+            raise self._error
+        if not self._link.up:
+            raise LinkClosed("the link is down")
+        message = self._link.receive(time.monotonic() + _POLL_S, limits)
+        if message is not None:
+            self._receive(message)
+        elif (self.side is None or self.side.owed) and time.monotonic() >= self._heard + patience:
+            raise LinkTimeout(self._link.doubt or f"the cloud said nothing for {patience:g} s")
 
-    def news(self, known: int) -> bool:
-        """Whether there are more than ``known`` tokens, or the answer or the attempt has ended."""
-        return self.failure is not None or self.ended or len(self.progress()[1]) > known
-
-    def progress(self) -> tuple[list[int], list[float]]:
-        """The tokens and when each was decided; NaN for those of earlier attempts."""
-        before = [math.nan] * len(self.question.answered)
-        if self.side is None:
-            return self.question.answered, before
-        tokens, times = self.side.progress()
-        return tokens, before + times
-
-    def silent_in(self, patience: float) -> float:
-        """Seconds until the cloud has been silent for ``patience``; all of it while the cloud owes nothing."""
-        if self.side is not None and not self.side.owed:
-            return patience
-        return max(0.0, self._heard + patience - time.monotonic())
-
-    def stop(self) -> None:
-        """Give up: a forward pass in progress ends before its next layer."""
-        self._stopped = True
+    def _hand_on(self) -> None:
         if self.side is not None:
-            self.side.stop()
+            tokens, times = self.side.progress()
+            known = len(self._asked.tokens)
+            for token, at in zip(tokens[known:], times[known - len(self.question.answered) :], strict=True):
+                self._asked.take(token, at)
 
-    def work(self) -> None:
-        """Make a draft or, until the cloud has replied, read the documents."""
-        try:
-            if self.side is None:
-                self._mixture.follow(self.question.answered)
-                self._mixture.next(lambda: self._stopped)
-                self._read = True
-            else:
-                owed = self.side.owed
-                self.side.work()
-                if not owed:
-                    self._heard = time.monotonic()  # the cloud may have been waiting for this draft
-        except Preempted:
-            pass
-        except Exception as error:  # any failure is the caller's to see
-            self._fail(error, EndCode.MODEL_ERROR, "the device's model could not go on")
+    def _stop(self) -> None:
+        """Give up: a forward pass in progress ends before its next layer."""
+        with self._changed:
+            self._stopped = True
+            if self.side is not None:
+                self.side.stop()
+            self._changed.notify_all()
+        self._thread.join()
 
-    def receive(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         """Take a message from the cloud; those of other attempts are dropped."""
         if isinstance(message, Refusal):
             if message.code in _FATAL and not message.session:
-                self._fail(AnswerRefused(message.sentence, message.code))
+                raise AnswerRefused(message.sentence, message.code)
             return
         if not isinstance(message, (QuestionReply, Proposal, Verdict, Reveal, QuestionEnd)):
             return
@@ -396,14 +287,13 @@ class Attempt:
             return
         self._heard = time.monotonic()
         if isinstance(message, QuestionEnd):
-            self._fail(AnswerRefused(message.sentence or "the cloud ended the answer", message.code))
-        elif isinstance(message, QuestionReply):
+            raise AnswerRefused(message.sentence or "the cloud ended the answer", message.code)
+        if isinstance(message, QuestionReply):
             self._on_reply(message)
-        elif self.side is None:
-            if len(self._early) < _EARLY:
-                self._early.append(message)
-        else:
-            self._hand_over(message)
+        elif self.side is not None:
+            self.side.receive(message)
+        elif len(self._early) < _EARLY:
+            self._early.append(message)
 
     def _on_reply(self, reply: QuestionReply) -> None:
         if self.side is not None:
@@ -411,42 +301,43 @@ class Attempt:
         most = largest_vocabulary(self.question.vocab_size)
         if reply.error or not 2 <= reply.vocab_size <= most:
             sentence = reply.error or f"the cloud has a vocabulary of {reply.vocab_size} tokens, not of 2 to {most}"
-            self._fail(AnswerRefused(sentence, "question"))
-            return
-        trip = time.monotonic() - self._asked - reply.held / 1e6
+            raise AnswerRefused(sentence, "question")
+        profile = self._client.profile
+        trip = time.monotonic() - self._began - reply.held / 1e6
         if reply.held and 0.0 <= trip <= MAX_MEASURED_US / 1e6:  # 0: it was not measured
-            self._profile.link.observe(trip)
-        self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
-        self.documents, self.sources = reply.documents, reply.sources
-        side = self._side_class(
-            self.question, "device", reply.vocab_size, self.eos, self._mixture, self._send, self._profile, self._wake
-        )
-        if self._stopped:
-            side.stop()
-        early, self._early = self._early, []
-        with self._wake:
-            self.side = side
-            self._wake.notify_all()
-        for message in early:
-            self._hand_over(message)
-
-    def _hand_over(self, message: Message) -> None:
-        assert self.side is not None
-        try:
+            profile.link.observe(trip)
+        self.reply = reply
+        ends = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
+        with self._changed:
+            self.side = self._client.side_class(
+                self.question, "device", reply.vocab_size, ends, self._asked.mixture, self._link.post, profile,
+                self._changed,
+            )  # fmt: skip
+            self._changed.notify_all()
+        for message in self._early:
             self.side.receive(message)
-        except Contradiction as error:
-            self._fail(AnswerRefused(str(error), error.code), error.code, str(error))
-        except Exception as error:  # any failure is the caller's to see
-            self._fail(error, EndCode.MODEL_ERROR, "the device could not go on")
 
-    def _fail(self, error: Exception, code: EndCode | None = None, sentence: str = "") -> None:
-        if code is not None:
-            self._send(end_of(self.question, code, sentence))
-        with self._wake:
-            self.failure = self.failure or error
-            if self.side is not None:
-                self.side.stop()
-            self._wake.notify_all()
+    # ------------------------------------------------------------------ the drafting thread
+
+    def _draft_all(self) -> None:
+        try:
+            self._asked.mixture.follow(self.question.answered)
+            self._asked.mixture.next(lambda: self._stopped)
+            while (side := self._side_with_work()) is not None:
+                owed = side.owed
+                side.work()
+                if not owed:
+                    self._heard = time.monotonic()  # the cloud may have been waiting for this draft
+        except Preempted:
+            pass
+        except Exception as error:
+            self._error = error
+
+    def _side_with_work(self) -> AnswerSide | None:
+        """The side once it wants a draft; None when the attempt is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or (self.side is not None and self.side.wants_work))
+            return None if self._stopped else self.side
 
 
 @dataclass
@@ -468,16 +359,24 @@ class _Asked:
         last = self.tokens[-1:] or [-1]
         return len(self.tokens) >= max_tokens or last[0] in eos or last[0] in self.eos
 
-    def take(self, attempt: Attempt) -> None:
-        side = attempt.side
-        if side is None:
+    def take(self, token: int, at: float) -> None:
+        """A token is decided, at a time.monotonic() instant."""
+        self.tokens.append(token)
+        self.times.append(at)
+        if self.on_token is not None:
+            self.on_token(self.mixture.model.decode_text(self.tokens), list(self.tokens))
+
+    def gather(self, attempt: Attempt) -> None:
+        """The attempt is over: keep its statistics."""
+        side, reply = attempt.side, attempt.reply
+        if side is None or reply is None:
             return
         figures, state = self.statistics, side.state
-        self.eos = attempt.eos
-        figures.cloud_documents = attempt.documents
+        self.eos |= frozenset(reply.eos_token_ids)
+        figures.cloud_documents = reply.documents
         figures.steps += tuple(state.steps)
         for step in state.steps:
-            self.tell(step.sources, attempt.sources)
+            self.tell(step.sources, reply.sources)
         figures.reveals += state.reveals
         figures.preemptions += side.preemptions
         figures.dropped += side.dropped

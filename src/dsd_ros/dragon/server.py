@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,6 @@ _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 64 << 20  # of evidence, of one link
 _MAX_TOKENS = 4096
-_FAILED = "the cloud could not go on with this answer; its log says why"
 
 
 @dataclass(eq=False)
@@ -86,11 +86,7 @@ class DragonServer:
     Any thread may call it. Input that cannot be used is answered by a QuestionReply with an error, or a QuestionEnd.
     """
 
-    side_class = AnswerSide
-    # What a question may ask for. The laboratory's cloud offers what DRAGON is compared with as well.
-    offered: Mapping[str, Sequence[str]] = {
-        "randomness": ("shared",), "evidence": ("sparse",), "schedule": ("auto",), "aggregator": SIDES,
-    }  # fmt: skip
+    side_class: Callable[..., AnswerSide] = AnswerSide
 
     def __init__(
         self,
@@ -193,7 +189,7 @@ class DragonServer:
             sentence = "this connection already has its half of the cloud's max_answers questions; ask again later"
             return end_of(question, EndCode.OVERLOADED, sentence)
         model, _ = self._model_for(question)
-        error = refusal_of(model, question, self.offered, scale_of(self._retriever))
+        error = refusal_of(model, question, scale_of(self._retriever))
         if error:
             return QuestionReply(question.ask, question.attempt, error, *name_of(model), 0)
         answer = _Answer(question, reply, peer)
@@ -220,7 +216,7 @@ class DragonServer:
         if answer is None or answer.question.attempt < message.attempt:
             if isinstance(message, QuestionEnd) or (peer, message.ask, message.attempt) in self._ended:
                 return None
-            self._remember(peer, message.ask, message.attempt)  # refuse it once only
+            self._ended[peer, message.ask, message.attempt] = True  # refuse it once only
             sentence = "the cloud does not know this question, or no longer; ask again with another attempt"
             return end_of(message, EndCode.UNKNOWN, sentence)
         if answer.question.attempt > message.attempt:
@@ -228,7 +224,9 @@ class DragonServer:
         answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif not self._inbox.put(answer, (answer, message), of=accounts_of(peer), size=_size(message)):
+        elif not self._inbox.put(
+            answer, (answer, message), of=accounts_of(peer), size=len(getattr(message, "evidence", b""))
+        ):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         return None
@@ -239,36 +237,40 @@ class DragonServer:
         self._turns.discard(answer)
         if self._answers.get(answer.key) is answer:
             del self._answers[answer.key]
-        self._remember(answer.peer, answer.question.ask, answer.question.attempt)
+        self._ended[answer.peer, answer.question.ask, answer.question.attempt] = True
 
-    def _remember(self, peer: Hashable, ask: int, attempt: int) -> None:
-        self._ended[peer, ask, attempt] = True
-
-    def _go_on(self, answer: _Answer) -> None:
-        """After a message or a draft: queue another turn, or end the answer."""
-        if answer.side is not None and answer.side.ended:
-            self._drop(answer)
-        elif answer.side is not None and answer.side.wants_work:
-            self._turns.put(answer, answer, of=accounts_of(answer.peer))
-
-    # ------------------------------------------------------------------ the inbox's thread
+    # ------------------------------------------------------------------ the two threads
 
     def _receive_all(self) -> None:
         while received := self._inbox.ready():
             for answer, message in received:
-                self._receive(answer, message)
+                assert answer.side is not None
+                self._run(answer, partial(answer.side.receive, message))
 
-    def _receive(self, answer: _Answer, message: Message) -> None:
-        assert answer.side is not None
+    def _work_all(self) -> None:
+        while turns := self._turns.ready():
+            for answer in turns:
+                if answer.side is not None:
+                    self._run(answer, answer.side.work)
+                elif not answer.stopped:
+                    self._run(answer, partial(self._open, answer))
+
+    def _run(self, answer: _Answer, step: Callable[[], object]) -> None:
+        """Take a step of an answer, which ends where that fails, and no other with it; queue its next turn."""
         try:
-            answer.side.receive(message)
+            step()
         except Contradiction as error:
             self._give_up(answer, error.code, str(error))
+        except ValueError as error:  # from prompts, contexts and distributions
+            self._give_up(answer, EndCode.BAD_QUESTION if answer.side is None else EndCode.MODEL_ERROR, str(error))
         except Exception:
-            _log.exception("a message could not be received")
-            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
+            _log.exception("an answer failed")
+            self._give_up(answer, EndCode.MODEL_ERROR, "the cloud could not go on with this answer; its log says why")
         with self._lock:
-            self._go_on(answer)
+            if answer.side is not None and answer.side.ended:
+                self._drop(answer)
+            elif answer.side is not None and answer.side.wants_work:
+                self._turns.put(answer, answer, of=accounts_of(answer.peer))
 
     def _give_up(self, answer: _Answer, code: EndCode, sentence: str) -> None:
         with self._lock:
@@ -276,29 +278,6 @@ class DragonServer:
                 return
             self._drop(answer)
         answer.reply(end_of(answer.question, code, sentence))
-
-    # ------------------------------------------------------------------ the worker's thread
-
-    def _work_all(self) -> None:
-        while turns := self._turns.ready():
-            for answer in turns:
-                self._work(answer)
-
-    def _work(self, answer: _Answer) -> None:
-        try:
-            if answer.side is not None:
-                answer.side.work()
-            elif not answer.stopped:
-                self._open(answer)
-        except ValueError as error:  # from prompts, contexts and distributions
-            code = EndCode.BAD_QUESTION if answer.side is None else EndCode.MODEL_ERROR
-            self._give_up(answer, code, str(error))
-        except Exception:
-            # One device's failure must not end the server.
-            _log.exception("a draft failed")
-            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
-        with self._lock:
-            self._go_on(answer)
 
     def _open(self, answer: _Answer) -> None:
         question = answer.question
@@ -409,16 +388,13 @@ class Documents:
         return served
 
 
-def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[str]], scale: str = "") -> str:
+def refusal_of(model: Any, question: Question, scale: str = "") -> str:
     """One sentence on why ``model`` cannot answer a question; "" if it can.
 
-    ``offered``: see ``DragonServer``. ``scale``: of this side's relevances (``retrieval.scale_of``).
+    ``scale``: of this side's relevances (``retrieval.scale_of``).
     """
-    version, tokenizer, theirs = (
-        question.protocol_version,
-        question.tokenizer_fingerprint,
-        question.relevance_fingerprint,
-    )
+    version, tokenizer = question.protocol_version, question.tokenizer_fingerprint
+    theirs = question.relevance_fingerprint
     if version != PROTOCOL_VERSION:
         return (
             f"the robot speaks protocol version {version} and the cloud {PROTOCOL_VERSION}; install the same release "
@@ -434,9 +410,8 @@ def refusal_of(model: Any, question: Question, offered: Mapping[str, Sequence[st
             f"the robot's relevances are of another scale ({theirs or 'unnamed'}) than the cloud's "
             f"({scale or 'unnamed'}); use the same embedding model and release on both sides"
         )
-    for name, choices in offered.items():
-        if getattr(question, name) not in choices:
-            return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
+    if question.aggregator not in SIDES:
+        return f"the cloud knows no aggregator {question.aggregator!r}; use one of {', '.join(SIDES)}"
     if not 1 <= question.max_tokens <= _MAX_TOKENS:
         return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
     sizes = question.vocab_size, model.vocab_size
@@ -454,7 +429,3 @@ def name_of(model: Any) -> tuple[str, str, int, list[int]]:
     return (
         model.name[:256], model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
     )  # fmt: skip
-
-
-def _size(message: Any) -> int:
-    return len(message.evidence) if isinstance(message, Proposal) else 0

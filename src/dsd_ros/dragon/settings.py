@@ -38,10 +38,6 @@ class AggregationSettings:
     def __post_init__(self) -> None:
         check_options(self, AggregationSettingsError)
 
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
 
 @dataclass(frozen=True)
 class ServiceSettings:

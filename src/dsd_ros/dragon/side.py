@@ -29,7 +29,7 @@ class AnswerSide:
     be new work or new tokens. ``eos_token_ids``: of both sides.
     """
 
-    state_class = AggregationState
+    state_class: Callable[..., AggregationState] = AggregationState
 
     def __init__(
         self,

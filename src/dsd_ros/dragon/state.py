@@ -397,8 +397,8 @@ class AggregationState:
         return BoundedDistribution.of_head(Head(*unpack_head(proposal.evidence, size)), size, noise)
 
 
-def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:
-    """The token that a side finishing alone draws from p (V,); the same for the same position and seed."""
-    if settings.greedy:
+def own_choice(settings: AggregationSettings | Question, reply: int, p: torch.Tensor, position: int) -> int:
+    """The token that a side alone draws from p (V,); the same for the same position and seed."""
+    if settings.temperature == 0.0:
         return int(p.argmax())
     return choose(p, gumbel(settings.seed, reply, position, len(p)))

@@ -18,7 +18,6 @@ from dsd_ros.wire.messages import Message
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05  # how soon a cancellation is noticed
-_RECEIVE_S = 0.1  # how soon a receiving thread notices that it should end
 _LONG_WAIT_S = 1.0  # a longer pause is logged
 
 
@@ -50,7 +49,7 @@ class Limits:
         :param deadline: a time.monotonic() instant.
         :param cancelled: polled; whether the caller gives up.
         :param patience: seconds of silence from the verifier after which the robot goes on without it.
-        :param closed: whether the session has been closed, which is noticed as soon as the waiting thread is notified.
+        :param closed: polled; whether the session has been closed.
         :param what: what is waited for, as error sentences name it.
         """
         self._deadline, self._cancelled, self._patience = deadline, cancelled, patience
@@ -127,10 +126,6 @@ class Connection:
             _log.warning("%s; the next attempt is in %.0f s", failure, seconds)
         limits.sleep(seconds)
 
-    def lost(self, error: LinkError) -> None:  # a subclass reports it
-        """The link is down."""
-        self.up = False
-
     def failed(self, error: LinkError, failures: int) -> None:
         """An exchange failed after ``failures`` others in a row.
 
@@ -150,8 +145,8 @@ class Connection:
             return
         try:
             self.send(message)
-        except LinkError as error:
-            self.lost(error)
+        except LinkError:
+            self.up = False
 
     def poll(self, limits: Limits) -> Message | None:
         """A message that has come, or None. Raises LinkClosed and limits."""
@@ -180,78 +175,3 @@ class Connection:
                 continue
             limits.heard()
             return message
-
-
-class BackgroundConnection(Connection):
-    """A connection with a thread of its own that dials and receives. A link that is down stays so until ``connect``."""
-
-    def __init__(self, channel: Channel, on_message: Callable[[Message], None], changed: threading.Condition) -> None:
-        """``on_message`` gets each message in that thread; ``changed`` is notified when the link goes up or down."""
-        super().__init__(channel)
-        self.failure: LinkError | None = None  # why the link is down, after ``connect``
-        self._on_message, self._changed = on_message, changed
-        self._dialling = self._closing = False
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
-        self._thread.start()
-
-    def connect(self, limits: Limits) -> None:
-        """Bring the link up if it is down, by one attempt. Raises LinkError and limits."""
-        with self._changed:
-            if self.up:
-                return
-            self.failure, self._dialling = None, True
-            self._changed.notify_all()
-            while not (self.up or self.failure or self._closing):
-                self._changed.wait(_RECEIVE_S)
-                limits.check()
-            if self.failure is not None:
-                raise self.failure
-            if not self.up:
-                raise LinkClosed("the session was closed")
-
-    def lost(self, error: LinkError) -> None:
-        with self._changed:
-            if self.up:
-                self.up, self.failure = False, error
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self.up or self._dialling or self._closing)
-                if self._closing:
-                    return
-                dial, self._dialling = self._dialling and not self.up, False
-            if dial:
-                self._dial()
-                continue
-            try:
-                message = self.channel.receive(_RECEIVE_S)
-            except LinkTimeout:
-                continue
-            except Exception as error:  # report it to the thread that waits for the link
-                self.lost(_link_error(error))
-                continue
-            self._on_message(message)
-
-    def _dial(self) -> None:
-        failure: LinkError | None = None
-        try:
-            self.channel.reconnect()
-        except Exception as error:
-            failure = _link_error(error)
-        with self._changed:
-            self.up, self.failure = failure is None, failure
-            self._changed.notify_all()
-
-
-def _link_error(error: Exception) -> LinkError:
-    return error if isinstance(error, LinkError) else LinkClosed(f"the link failed: {error}")

@@ -319,13 +319,9 @@ class Question(Fields, frozen=True, tag=10):
     temperature: Temperature  # 0: greedy
     seed: Seed  # of the shared noise (decoding.coupling.gumbel), below 2^63
     reply: UInt32  # with the seed: the key of the shared noise
-    randomness: ShortText  # "shared" or "independent"
-    evidence: ShortText  # what proposals carry: "sparse", "full" or "lossy-nucleus"
-    head: Annotated[int, Meta(ge=1, le=MAX_HEAD)]  # tokens of sparse evidence, 1 to 4096
+    head: Annotated[int, Meta(ge=1, le=MAX_HEAD)]  # tokens of the evidence that proposals carry, 1 to 4096
     max_tokens: UInt16  # longest answer, tokens
     window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)]  # tokens a side may draft ahead of what is decided, 1 to 64
-    reweight_every: UInt16  # tokens after which a side weighs its documents again; 0: never
-    schedule: ShortText  # how the aggregating side changes: "auto", "delta-z", "device", "cloud", "random"
     aggregator: ShortText  # the side that begins: "device" or "cloud"
     eos_token_ids: EndIds = []  # of the device; those of either side end the answer
     answered: Annotated[list[TokenId], Meta(max_length=MAX_REPLY)] = []  # tokens decided in earlier attempts
@@ -359,7 +355,7 @@ class Proposal(Fields, frozen=True, tag=12):
     rejections: UInt16  # drafts of this side rejected before this one was made
     token: TokenId  # the draft
     log_weight: LogWeight  # log-sum-exp of the relevance of this side's documents, -1000 to 1000
-    evidence: Evidence  # a row, a head or a nucleus of the distribution (decoding.packing); empty: from the aggregator
+    evidence: Evidence  # a head of the distribution (decoding.packing); empty: from the aggregator
     decode_us: UInt32 = 0  # time the draft took, microseconds
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
     echo: UInt32 = 0  # the other side's `sent` that arrived last

@@ -9,29 +9,19 @@ from asking import Letters, Shelf
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon import METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.ablations import AblationClient, AblationServer
-from dsd_lab.dragon.baseline_service import (
-    COLLECT,
-    SEQUENCE,
-    WANTED,
-    BaselineService,
-    pack_document,
-    pack_sequence,
-    unpack_document,
-    unpack_sequence,
-)
-from dsd_lab.dragon.baselines import BaselineSession, open_session
+from dsd_lab.dragon import METHODS
+from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, unpack_document, unpack_sequence
+from dsd_lab.dragon.baselines import open_cloud, open_session
 from dsd_lab.dragon.settings import AblationSettings
 from dsd_ros.decoding.aggregation import eta, mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.dragon.state import own_choice
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
-from dsd_ros.wire.channel import LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import encode
 
 torch.set_num_threads(1)
@@ -62,12 +52,8 @@ class Heard(LocalChannel):
 
 def ask(method, settings, device=DEVICE, cloud=CLOUD, asking=LETTERS):
     """The answer, and the channel it came over."""
-    if method in OF_AN_ORDINARY_CLOUD:
-        service = AblationServer(cloud, THEIRS, asking=asking)
-    else:
-        service = BaselineService(cloud, THEIRS, asking=asking)
     with (
-        service,
+        open_cloud(method, settings, cloud, THEIRS, asking=asking) as service,
         Heard(service) as channel,
         open_session(method, channel, device, OURS, settings, asking=asking) as session,
     ):
@@ -81,14 +67,8 @@ def by_hand(sides, settings, combine) -> list[int]:
     while len(tokens) < settings.max_tokens:
         for side in mixtures:
             side.follow(tokens)
-        tokens.append(_choice(settings, combine([side.next() for side in mixtures]), len(tokens)))
+        tokens.append(own_choice(settings, 1, combine([side.next() for side in mixtures]), len(tokens)))
     return tokens
-
-
-def _choice(settings, p, position) -> int:
-    if settings.greedy:
-        return int(p.argmax())
-    return choose(p, gumbel(settings.seed, 1, position, len(p)))
 
 
 def both(locals_):
@@ -115,6 +95,11 @@ def test_each_method_answers_from_its_documents(settings):
         answer, _ = ask(method, settings)
         assert answer.tokens == by_hand([side], settings, lambda locals_: locals_[0].p), method
         assert answer.text == DEVICE.decode_text(answer.tokens) and answer.whole
+        figures = answer.statistics
+        assert len(figures.token_seconds) == 12 and list(figures.token_seconds) == sorted(figures.token_seconds)
+        assert 0 < figures.first_token_seconds <= figures.seconds
+        assert (figures.bytes_up == 0) == (method in ("device", "crcg"))
+        assert (figures.passes > 0) == (side[0] is DEVICE)
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -127,34 +112,32 @@ def test_in_step_is_the_mixture_of_both_sides(settings):
     assert [draft.position for draft in drafts] == list(range(len(expected)))  # none ahead
 
 
-@pytest.mark.parametrize("evidence", ["full", "sparse"])
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_whole_sequences_are_put_together_position_by_position(settings, evidence):
-    settings = AblationSettings(max_tokens=12, seed=5, temperature=settings.temperature, evidence=evidence)
+@pytest.mark.parametrize(("temperature", "evidence"), [(0.0, "full"), (1.0, "sparse")])
+def test_whole_sequences_are_put_together_position_by_position(temperature, evidence):
+    settings = AblationSettings(max_tokens=12, seed=5, temperature=temperature, evidence=evidence)
     sides = [(DEVICE, OURS.documents), (CLOUD, THEIRS.documents)]
     rows = []
     for model, documents in sides:
         found: list[tuple[torch.Tensor, float]] = []
-        side = LocalMixture(model, LETTERS, QUESTION, documents, settings.temperature)
-        tokens: list[int] = []
-        while len(tokens) < settings.max_tokens:
-            side.follow(tokens)
-            local = side.next()
-            found.append((local.p, local.log_weight))
-            tokens.append(_choice(settings, local.p, len(tokens)))
+
+        def kept(locals_, found=found):
+            found.append((locals_[0].p, locals_[0].log_weight))
+            return locals_[0].p
+
+        by_hand([(model, documents)], settings, kept)
         rows.append(found)
     expected = []
     for position, ((device, weight), (cloud, other)) in enumerate(zip(*rows, strict=True)):
         share, other_share = eta(weight, other)
         p = other_share * cloud.double()
         p[: len(device)] += share * device.double()
-        expected.append(_choice(settings, p, position))
+        expected.append(own_choice(settings, 1, p, position))
     answer, channel = ask("drdg-sw", settings)
     assert answer.tokens == expected
     sent = [message for message in channel.down if isinstance(message, m.Proposal)]
     assert len(sent) == settings.max_tokens and all(proposal.evidence for proposal in sent)
     # The question, and that it is time, go up: no verdict, and so no word of the device's side.
-    assert [message.schedule for message in channel.up] == [SEQUENCE, COLLECT]
+    assert [(type(message), message.attempt) for message in channel.up] == [(m.Question, 0), (m.Question, 1)]
     assert expected != by_hand(sides, settings, both), "nothing here told the two apart"
 
 
@@ -209,94 +192,11 @@ def test_keys_and_values_of_another_model_are_refused(tiny, tmp_path):
         ask("drcg-kv", AblationSettings(max_tokens=6), tiny, other, DocumentPrompt(tiny))
 
 
-def test_figures_are_those_of_any_answer():
-    for method in METHODS:
-        if method == "drcg-kv":  # a table has no keys
-            continue
-        answer, _channel = ask(method, GREEDY)
-        figures = answer.statistics
-        assert len(figures.token_seconds) == len(answer.tokens) == 12
-        assert list(figures.token_seconds) == sorted(figures.token_seconds)
-        assert 0 < figures.first_token_seconds <= figures.seconds
-        assert (figures.bytes_up == 0) == (method in ("device", "crcg"))
-        assert figures.passes > 0 or method in ("cloud", "crcg-cloud")
-
-
-def test_an_ordinary_cloud_gives_no_document_away():
-    for wanted in WANTED:
-        service = AblationServer(CLOUD, THEIRS, asking=LETTERS)
-        with service, Heard(service) as channel:
-            question = m.Question(
-                1, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION,
-                2, 0.0, 0, 1, "shared", "sparse", 16, 12, 8, 0, wanted, "device",
-            )  # fmt: skip
-            channel.send(question)
-            reply = channel.receive(5)
-            assert isinstance(reply, m.QuestionReply) and wanted in reply.error
-
-
-def test_a_whole_answer_is_collected_once_and_kept_for_its_device_alone():
-    def question(ask: int, schedule: str) -> m.Question:
-        return m.Question(
-            ask, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION, 2, 0.0, 0, 1,
-            "shared", "sparse", 16, 4, 8, 0, schedule, "device",
-        )  # fmt: skip
-
-    def heard(channel) -> list[str]:
-        found = []
-        while not found or found[-1] == "Proposal":
-            try:
-                found.append(type(channel.receive(1.0)).__name__)
-            except LinkTimeout:
-                break
-        return found
-
-    service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
-    with service, Heard(service) as channel, Heard(service) as stranger:
-        channel.send(question(1, SEQUENCE))
-        assert heard(channel) == ["QuestionReply"]
-        stranger.send(question(1, COLLECT))
-        assert heard(stranger) == ["QuestionEnd"]
-        channel.send(question(2, COLLECT))  # another question than the one answered
-        assert heard(channel) == ["QuestionEnd"]
-        channel.send(question(3, SEQUENCE))
-        channel.send(question(3, COLLECT))
-        assert channel.receive(5.0).error == ""
-        assert heard(channel) == ["Proposal"] * 4
-        channel.send(question(3, COLLECT))
-        assert heard(channel) == ["QuestionEnd"]
-
-
 def test_what_cannot_be_done_is_said():
     with pytest.raises(ValueError, match="no method 'rag'"):
         open_session("rag", LocalChannel(None), DEVICE, OURS)
-    assert isinstance(open_session("crcg", LocalChannel(None), DEVICE, OURS, asking=LETTERS), BaselineSession)
-    service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
-    with service, Heard(service) as channel:
-        with (
-            AblationClient(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
-            pytest.raises(AnswerRefused, match="is for comparisons"),
-        ):
-            session.answer(QUESTION)
-        with open_session("cloud", channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session:
-            session.answer(QUESTION)
-            assert len(session.answer(QUESTION).tokens) == 12  # and it can be asked again
-    for data in (b"", b"\5\0\0\0abc", pack_document(Retrieved("", "a", 0.0), [1]) + b"short"):
-        with pytest.raises(ValueError):
-            unpack_document(data)
-
-
-def test_a_cloud_that_stays_silent_is_given_up():
-    class Silent:
-        def submit(self, message, reply, peer) -> bool:
-            return True
-
-        def disconnect(self, peer) -> None: ...
-
-    settings = AblationSettings(max_tokens=4, patience_s=0.1)
-    with (
-        LocalChannel(Silent()) as channel,
-        open_session("cloud", channel, DEVICE, OURS, settings, asking=LETTERS) as session,
-        pytest.raises(LinkTimeout),
-    ):
+    service = BaselineService("cloud", GREEDY, CLOUD, THEIRS, asking=LETTERS)
+    with service, Heard(service) as channel, open_session("cloud", channel, DEVICE, OURS, asking=LETTERS) as session:
         session.answer(QUESTION)
+        session.settings = GREEDY
+        assert len(session.answer(QUESTION).tokens) == 12  # it can be asked again

@@ -10,7 +10,7 @@ import pytest
 from in_process import dsd_lab
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.questions import VARIANTS, drawn
+from dsd_lab.dragon.questions import MEASURED, drawn
 from dsd_lab.pair.held_out import SIDES, aggregated, load_questions, relevant
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.embedding import SentenceEncoder
@@ -39,7 +39,7 @@ def test_every_method_answers_and_says_what_travelled(capsys, tmp_path) -> None:
     assert code == 0, err
     found = json.loads(report.read_text())
     rows = {row["label"]: row for row in found["rows"]}
-    assert list(rows) == [variant.label for variant in VARIANTS] and all(label in out for label in rows)
+    assert list(rows) == [variant.label for variant in MEASURED] and all(label in out for label in rows)
     assert all(row["right"]["of"] == row["seconds"]["of"] == 1 and row["tokens"] > 1 for row in rows.values())
     assert rows["device"]["bytes_down"] == 0 and rows["device"]["over_device"]["value"] == 1.0
     sent = [rows[label]["bytes_down"] for label in ("device", "drcg-text", "drcg-kv")]
@@ -53,7 +53,7 @@ def test_every_method_answers_and_says_what_travelled(capsys, tmp_path) -> None:
         both = [relevant(encoder, item.question, getattr(item, side), 2) for side in SIDES]
         assert said["id"] == item.id and said["dragon"] == said["drdg-tw"] == aggregated(model, item.question, both)
     code, _, err = dsd_lab(capsys, "evaluate", "questions", "--methods", "--variants", "smoke")
-    assert code == 2 and "there is no variant 'smoke'; name some of dragon; dragon, sampled" in err
+    assert code == 2 and "there is no variant 'smoke'; name some of dragon; dragon, full" in err
 
 
 def test_each_side_is_asked_in_turn(capsys, tmp_path) -> None:

@@ -50,14 +50,14 @@ def pair(args: TrainPairArguments = TrainPairArguments()) -> int:
 
 @command.command
 def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
-    """The shipped text model that answers from a document, from nothing, or adapters of SmolLM2-135M (--model smollm2).
+    """The adapters that make SmolLM2-135M answer from documents.
 
-    Trains it on synthetic sentences. After an interruption, the same command resumes.
+    Trains them on synthetic sentences. After an interruption, the same command resumes.
     """
-    from dsd_lab.pair.reader import train_and_evaluate_reader
+    from dsd_lab.train.reader.adapter import train_reader
 
     with Progress() as bar:
-        figures = train_and_evaluate_reader(args.settings, bar.report)
+        figures = train_reader(args.settings, bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
 

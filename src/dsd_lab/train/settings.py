@@ -11,11 +11,6 @@ from typing import Any
 from dsd_ros.vlm.settings import DTYPES
 
 PAIR_SIZES = ("small", "base")  # of model.SIZES
-READER_SIZES = ("tiny", "base")  # of reader.SIZES
-READER_DEFAULTS: dict[str, dict[str, Any]] = {  # by the model that is trained
-    "own": {"minutes": 45.0, "batch": 48, "rate": 3e-3, "save_seconds": 60.0},
-    "smollm2": {"minutes": 240.0, "batch": 4, "rate": 6e-4, "save_seconds": 300.0},
-}
 
 # Defaults that depend on the device: a GPU is idle at batches that fill a CPU core.
 PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -33,11 +28,6 @@ PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
 def _by_device(name: str, text: str) -> Any:
     cpu, cuda = (PAIR_DEFAULTS[kind][name] for kind in ("cpu", "cuda"))
     return field(default=None, metadata={"help": f"{text} (default: {cpu:g}; on a GPU {cuda:g})"})
-
-
-def _by_reader(name: str, text: str) -> Any:
-    own, smollm2 = (READER_DEFAULTS[kind][name] for kind in ("own", "smollm2"))
-    return field(default=None, metadata={"help": f"{text} (default: {own:g}; smollm2: {smollm2:g})"})
 
 
 def _set(default: Any, text: str, **more: Any) -> Any:
@@ -123,49 +113,29 @@ class TrainSettings:
 class ReaderSettings:
     """Settings of the reader's training, which ends after its minutes, or after its steps where these are given."""
 
-    out: Path = _set(Path("models"), "folder for reader/, or reader-smollm2/")
-    cache: Path = _set(Path(".cache/reader"), "folder for tokenizer and checkpoint")
+    out: Path = _set(Path("models"), "folder for reader-smollm2/")
+    cache: Path = _set(Path(".cache/reader"), "folder for the checkpoint")
     seed: int = _set(0, "seed of everything random")
-    model: str = _set("own", "own: from nothing; smollm2: adapters of SmolLM2-135M", choices=tuple(READER_DEFAULTS))
-    minutes: float | None = _by_reader("minutes", "time for the training")
+    minutes: float = _set(480.0, "time for the training")
     steps: int | None = _set(None, "steps instead of minutes")
-    batch: int | None = _by_reader("batch", "examples, of smollm2 pages of five questions, per step")
-    rate: float | None = _by_reader("rate", "learning rate")
-    size: str = _set("base", "size of the model from nothing", choices=READER_SIZES)
+    batch: int = _set(4, "pages of five questions per step")
+    rate: float = _set(6e-4, "learning rate")
     rank: int = _set(8, "rank of the adapters")
-    begin: Path | None = _set(None, "folder of adapters to train further (default: new ones)")
     device: str = _set("cpu", "cpu, cuda or cuda:N")
     threads: int = _set(1, "CPU threads")
-    save_seconds: float | None = _by_reader("save_seconds", "time between checkpoints")
-    check_seconds: float = _set(2400.0, "time between figures of smollm2 in training, in the cache's progress.jsonl")
-    evaluate: bool = _set(True, "measure the reader and write its card")
+    save_seconds: float = _set(300.0, "time between checkpoints")
     smoke: bool = _set(False, "a tiny run of under a minute, into the cache")
 
     def __post_init__(self) -> None:
-        _check(
-            self,
-            ("minutes", "rate"),
-            from0=("save_seconds", "check_seconds"),
-            from1=("steps", "batch", "threads", "rank"),
-        )
-        if self.model not in READER_DEFAULTS:
-            raise ValueError(f"model must be one of {', '.join(READER_DEFAULTS)}, not {self.model!r}.")
-        if self.size not in READER_SIZES:
-            raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
-        if self.begin is not None and self.model != "smollm2":
-            raise ValueError("begin is for --model smollm2 alone: leave it out, or add that.")
+        _check(self, ("minutes", "rate"), from0=("save_seconds",), from1=("steps", "batch", "threads", "rank"))
 
     def resolved(self) -> ReaderSettings:
-        """The settings with the model's defaults; a smoke run replaces neither a shipped reader nor a whole run."""
-        found = replace(self, **{n: v for n, v in READER_DEFAULTS[self.model].items() if getattr(self, n) is None})
+        """The settings; a smoke run replaces neither the shipped reader nor a whole run."""
         if not self.smoke:
-            return found
+            return self
         cache = self.cache / "smoke"
-        steps = 150 if self.model == "own" else 3
-        return replace(
-            found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, size="tiny",
-            steps=self.steps or steps, batch=min(found.batch or 1, 32 if self.model == "own" else 4), evaluate=False,
-        )  # fmt: skip
+        out = cache / "models" if self.out == Path("models") else self.out
+        return replace(self, out=out, cache=cache, steps=self.steps or 3)
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
 def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     """Early-exit adapters for a model, written beside it.
 
-    Trains adapters that let a model's LM head predict its final layer from earlier ones: on rendered scenes and the
-    model's own replies, or on conversations (JSONL of images and text, ShareGPT's JSON). After an interruption, the
-    same command resumes.
+    Trains adapters that let a model's LM head predict its final layer from earlier ones, on the model's own replies
+    about rendered scenes, or of a text model to questions that it writes. After an interruption, the same command
+    resumes.
     """
     from dsd_lab.bench.scenes import text_models
     from dsd_lab.train.exits.training import table, train_exits

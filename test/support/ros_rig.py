@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -28,7 +29,6 @@ from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
 
-from dsd_lab.robot import robot_command
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.bringup.processes import Child, ProcessGroup
@@ -89,12 +89,13 @@ class Rig:
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
+        program = [sys.executable, "-m", "dsd_lab.robot", executable]
         if executable == "go2_standin_node":
-            return self.group.start(executable, robot_command(executable, parameters))
+            given = [w for name, value in parameters.items() for w in ("-p", f"{name}:={json.dumps(value)}")]
+            return self.group.start(executable, [*program, "--ros-args", *given])
         texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
         start = Start(executable, texts)
-        faulty = (sys.executable, "-m", "dsd_lab.robot", executable) if executable in _ROBOTS else ()
-        return self.group.start_planned(start, program=faulty)
+        return self.group.start_planned(start, program=program if executable in _ROBOTS else ())
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
         """Poll until ``done()`` is true and return its value; fails with what the processes printed."""

@@ -18,15 +18,7 @@ from typing import Any
 from cyclopts import App
 
 from dsd_ros.cli.arguments import STDOUT, arguments, file_option, flag, json_option, model_option, model_path, part
-from dsd_ros.cli.shared import (
-    EXIT_DONE,
-    EXIT_GOAL_MISSED,
-    EXIT_INTERRUPTED,
-    EXIT_LINK,
-    CommandError,
-    VerifierFlags,
-    write_json,
-)
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, VerifierFlags, write_json
 from dsd_ros.cli.terminal import Progress, is_terminal
 from dsd_ros.decoding.settings import DecodeSettings
 
@@ -492,9 +484,6 @@ def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
 @arguments
 class BenchSafetyArguments:
     trials: int = flag(10, "how often to provoke each cause")
-    causes: str = flag("all", "causes of SafetyState.msg, e.g. CAMERA_STALE,TILT", metavar="CAUSE,...")
-    load: int = flag(0, "busy loops beside it, at ordinary priority")
-    no_realtime: bool = flag(False, "run the supervisor without real-time scheduling")
     json: Path | None = json_option()
 
 
@@ -507,12 +496,8 @@ def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
     """
     from dsd_lab.faults.safety_bench import LIMIT_S, SafetyBenchError, measure_safety, render
 
-    causes = None if args.causes == "all" else args.causes.split(",")
     try:
-        return _run(
-            measure_safety, render, args, holds=lambda report: report["worst_s"] <= LIMIT_S, causes=causes,
-            realtime=not args.no_realtime,
-        )  # fmt: skip
+        return _run(measure_safety, render, args, holds=lambda report: report["worst_s"] <= LIMIT_S)
     except SafetyBenchError as error:
         raise CommandError(error, EXIT_GOAL_MISSED) from error
 
@@ -556,8 +541,6 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
         raise CommandError(error, EXIT_LINK) from error
     print(render(report))
     write_json(args.json, report)
-    if report["interrupted"]:
-        return EXIT_INTERRUPTED
     return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
 
 

@@ -13,7 +13,6 @@ from dsd_lab.pair.settings import PairSettings
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
-from dsd_ros.paths import SMALL_READER, models_directory
 from dsd_ros.shown import shown
 
 command = App(name="evaluate", help="Measure models on held-out scenes and in simulated runs.")
@@ -25,14 +24,6 @@ class EvaluatePairArguments:
     no_draft: bool = flag(False, "measure the target alone")
     page: Path | None = file_option("write the figures there as pair.md", "DIR")
     strict: bool = flag(False, "exit with 1 if a value misses its bar, however few the runs")
-    json: Path | None = json_option()
-
-
-@arguments
-class EvaluateReaderArguments:
-    questions: int = flag(100, "questions of each kind")
-    errands: int = flag(500, "questions with facts on two sides")
-    model: str = model_option("reader")
     json: Path | None = json_option()
 
 
@@ -107,27 +98,4 @@ def questions(args: EvaluateQuestionsArguments = EvaluateQuestionsArguments()) -
             found = measure_sides(model, drawn(items, args.count, args.seed), args.documents, args.side, bar.to, wrong)
     print(render_methods(found) if args.methods else render_sides(found))
     write_json(args.json, found)
-    return EXIT_DONE
-
-
-@command.command
-def reader(args: EvaluateReaderArguments = EvaluateReaderArguments()) -> int:
-    """Accuracy of the small reader, from one document and from two sides.
-
-    Measured on synthetic questions that its training never drew.
-    """
-    from dsd_lab.pair.reader import evaluate_reader
-
-    folder = Path(args.model or models_directory() / SMALL_READER)
-    with Progress() as bar:
-        figures = evaluate_reader(folder, args.questions, args.errands, report=bar.report)
-    for kind, found in figures["single"].items():
-        print(f"{kind:14}  right {found['trained']:6.1%}  held out {found['held_out']:6.1%}")
-    for row in figures["mixture"]:
-        weights = "even" if row["even"] else "softmax"
-        line = f"{row['documents']} documents a side, eta {row['eta']}, {weights}:  both {row['both']:.1%}"
-        for name in ("device", "cloud"):
-            line += f"  {name} alone {row[name]:.1%}" if name in row else ""
-        print(line)
-    write_json(args.json, figures)
     return EXIT_DONE

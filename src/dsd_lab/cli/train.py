@@ -50,14 +50,14 @@ def pair(args: TrainPairArguments = TrainPairArguments()) -> int:
 
 @command.command
 def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
-    """The shipped text model that answers from a document, from nothing, or adapters of SmolLM2-135M (--model smollm2).
+    """The adapters that make SmolLM2-135M answer from documents.
 
-    Trains it on synthetic sentences. After an interruption, the same command resumes.
+    Trains them on synthetic sentences. After an interruption, the same command resumes.
     """
-    from dsd_lab.pair.reader import train_and_evaluate_reader
+    from dsd_lab.train.reader.adapter import train_reader
 
     with Progress() as bar:
-        figures = train_and_evaluate_reader(args.settings, bar.report)
+        figures = train_reader(args.settings, bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
 
@@ -66,9 +66,9 @@ def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
 def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     """Early-exit adapters for a model, written beside it.
 
-    Trains adapters that let a model's LM head predict its final layer from earlier ones: on rendered scenes and the
-    model's own replies, or on conversations (JSONL of images and text, ShareGPT's JSON). After an interruption, the
-    same command resumes.
+    Trains adapters that let a model's LM head predict its final layer from earlier ones, on the model's own replies
+    about rendered scenes, or of a text model to questions that it writes. After an interruption, the same command
+    resumes.
     """
     from dsd_lab.bench.scenes import text_models
     from dsd_lab.train.exits.training import table, train_exits

@@ -1,27 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an observer saw of the robot, and whether it is allowed. Free of ROS, so that the judge can be tested.
 
-Times are seconds of the observer's monotonic clock. ``Target`` recomputes in a process of its own what the target alone
-says about a picture, token after token.
+Times are seconds of the observer's monotonic clock.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dsd_lab.workers import begin_worker
 from dsd_ros.navigation.run.actions import Action, ActionKind, UnparsableReply, parse_reply
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STOP_LIMIT_S = 0.5  # from the cause to the last command that moves the robot
 # The base obeys a zero at once but must brake, 0.17 s from top speed; a driver whose commands fell silent, or a
@@ -254,45 +246,18 @@ def judge(record: Record) -> list[str]:
 # ------------------------------------------------------------------------------------ the target's own reply
 
 
-class Target:
-    """Answers one question after the other, at low priority. Use it as a context manager."""
-
-    def __init__(self, model: str) -> None:
-        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _load, (model,))
-
-    def ask(self, picture: np.ndarray, instruction: str) -> Future[TargetReply]:
-        """The target's greedy reply to a picture (RGB uint8, (H, W, 3)) and an instruction."""
-        return self._pool.submit(_answer, picture, instruction)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-
-_model: Any = None
-
-
-def _load(path: str) -> None:
-    global _model  # noqa: PLW0603  # a worker process has one model
-    os.nice(10)  # it must not slow down what it judges
-    begin_worker(heed_signals=False)  # questions asked before an interruption are still answered
+def target_replies(model: str, asked: Iterable[tuple[np.ndarray, str]]) -> list[TargetReply]:
+    """What the target alone says, token after token, to pictures (RGB uint8, (H, W, 3)) with their instructions."""
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
-    _model = load_model(ModelSettings(path, threads=1))
-
-
-def _answer(picture: np.ndarray, instruction: str) -> TargetReply:
-    sequence = _model.prefill(picture, instruction)
-    tokens: list[int] = []
-    while len(tokens) < MAX_TOKENS:
-        token = int(sequence.next_logits().argmax())
-        tokens.append(token)
-        if token in _model.eos_token_ids:
-            break
-        sequence.append([token])
-    return _model.decode_text(tokens), len(tokens)
+    target = load_model(ModelSettings(model, threads=1))
+    found = []
+    for picture, instruction in asked:
+        sequence = target.prefill(picture, instruction)
+        while len(sequence.tokens) < MAX_TOKENS and not set(sequence.tokens[-1:]) & target.eos_token_ids:
+            sequence.append([int(sequence.next_logits().argmax())])
+        found.append((target.decode_text(sequence.tokens), len(sequence.tokens)))
+    return found
 
 
 def difference(action: Announced, heard: TargetReply | None, answer: TargetReply) -> str:

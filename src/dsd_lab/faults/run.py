@@ -14,21 +14,21 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from dsd_lab.faults.judge import (
     Announced,
-    Target,
-    TargetReply,
     difference,
     first_cause,
     judge,
     late_motion,
     moving_at,
     stop_after,
+    target_replies,
 )
 from dsd_lab.faults.plan import (
     NAVIGATION,
@@ -68,28 +68,22 @@ class SystemUnderTest:
     """The demo's processes over one transport, each by its name. Use it from the main thread."""
 
     def __init__(self, transport: str, overrides: dict[str, str], seed: int, log: TextIO | None = None) -> None:
-        """``log``: takes what the processes print."""
-        self.transport = transport
+        """Starts every process; the link's proxy first. ``log``: takes what the processes print."""
         self.lines: deque[str] = deque(maxlen=400)
         self.proxy: LinkProxy | None = None
-        self._overrides = overrides | {"transport": transport, "verifier_port": "0"}
-        self._seed, self._log = seed, log
-        self._group: ProcessGroup | None = None
-        self._mark = {_MARK: uuid.uuid4().hex}
-
-    def start(self) -> None:
-        """Start every process; the link's proxy first."""
-        assert self._group is None
-        self._group = group = ProcessGroup(self._hear)
-        if self.transport == "websocket":
-            self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
-            self._overrides["verifier"] = self.proxy.url
-        for start in demo_plan("demo", self._overrides):
+        self._log = log
+        self._mark = uuid.uuid4().hex
+        self.group = ProcessGroup(self._hear)
+        overrides = overrides | {"transport": transport, "verifier_port": "0"}
+        if transport == "websocket":
+            self.proxy = LinkProxy(("127.0.0.1", 9), seed=seed)  # its target is not known yet
+            overrides["verifier"] = self.proxy.url
+        for start in demo_plan("demo", overrides):
             if start.name == SUPERVISOR:  # who publishes nonsense must not stop the robot by that alone
                 start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
             on_line = self._look if start.name == "verifier" else None
             faulty = (sys.executable, "-m", "dsd_lab.robot", SIMULATOR) if start.name == SIMULATOR else ()
-            group.start_planned(start, self._mark, on_line, faulty)
+            self.group.start_planned(start, {_MARK: self._mark}, on_line, faulty)
 
     def _look(self, line: str) -> None:
         """Find the verifier's address in what it prints; after a restart it is another one."""
@@ -102,31 +96,14 @@ class SystemUnderTest:
         if self._log is not None:
             self._log.write(f"{time.monotonic():.3f} [{name}] {line}\n")
 
-    def process(self, name: str) -> int:
-        """The pid of the process that has this name now."""
-        return self._children.child(name).pid
-
-    def tend(self) -> str:
-        """Restart what may be restarted; the name of an ended process without which nothing may go on."""
-        child = self._children.ended()
-        return "" if child is None else child.name
-
-    @property
-    def _children(self) -> ProcessGroup:
-        assert self._group is not None, "it has not been started"
-        return self._group
-
     def close(self) -> list[str]:
         """End everything; the command lines of processes that are left over."""
-        if self._group is not None:
-            for child in self._group.children:  # a stopped process does not receive other signals
-                child.signal(signal.SIGCONT)
-            self._group.close()
-            self._group = None
+        for child in self.group.children:  # a stopped process does not receive other signals
+            child.signal(signal.SIGCONT)
+        self.group.close()
         if self.proxy is not None:
             self.proxy.close()
-            self.proxy = None
-        return _left_over(self._mark[_MARK])
+        return _left_over(self._mark)
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -134,11 +111,11 @@ class SystemUnderTest:
         """Provoke a fault; the returned function undoes it, where the system does not do so itself."""
         kind, target = fault.kind, fault.target
         if kind is Kind.KILL:
-            self._children.child(target).signal(signal.SIGKILL)
+            self.group.child(target).signal(signal.SIGKILL)
         elif kind is Kind.RESTART:
-            self._children.restart(target)
+            self.group.restart(target)
         elif kind is Kind.PAUSE:
-            child = self._children.child(target)
+            child = self.group.child(target)
             child.signal(signal.SIGSTOP)
             return lambda: child.signal(signal.SIGCONT)
         elif kind in (Kind.FREEZE, Kind.REPEAT):
@@ -212,33 +189,26 @@ def measure_faults(
 ) -> dict[str, Any]:
     """Provoke the faults and report on them, from the main thread; FaultBenchError if the system does not start.
 
-    ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report.
+    ``log`` takes what the processes print and what is done to them.
     """
     shares = settings.shares()
     use_own_ros_domain()
     trials: list[Trial] = []
     reports: list[dict[str, Any]] = []
     began = time.monotonic()
-    interrupted = False
-    with Target(settings.target) as target:
-        for transport, count in shares.items():
-            bench = _TransportBench(settings, transport, target, len(trials), progress, log)
-            try:
-                bench.go(plan(count, settings.seed, transport))
-            except KeyboardInterrupt:
-                interrupted = True
-            finally:
-                bench.close()
-            trials += bench.trials
-            reports.append(bench.report())
-            if interrupted:
-                break
+    for transport, count in shares.items():
+        bench = _TransportBench(settings, transport, len(trials), progress, log)
+        try:
+            bench.go(plan(count, settings.seed, transport))
+        finally:
+            bench.close()
+        trials += bench.trials
+        reports.append(bench.report())
     problems = [problem for report in reports for problem in report.pop("problems")]
     return {
         **header("faults", _CODE, draft=settings.draft, target=settings.target),
         "seed": settings.seed,
         "count": len(trials),
-        "interrupted": interrupted,
         "mode": settings.mode,
         "world": settings.world,
         "seconds": round(time.monotonic() - began, 1),
@@ -253,23 +223,17 @@ class _TransportBench:
     """The faults of one transport."""
 
     def __init__(
-        self,
-        settings: FaultSettings,
-        transport: str,
-        target: Target,
-        offset: int,
-        progress: Progress | None,
-        log: TextIO | None,
+        self, settings: FaultSettings, transport: str, offset: int, progress: Progress | None, log: TextIO | None
     ) -> None:
         self.trials: list[Trial] = []
-        self._settings, self._transport, self._target = settings, transport, target
+        self._settings, self._transport = settings, transport
         self._offset, self._progress, self._log = offset, progress, log
         self._source = random.Random(f"bench/{transport}/{settings.seed}")
         self._watcher = Watcher(settings.instruction)
         self._system: SystemUnderTest | None = None
         self._runs: list[WatchedRun] = []
         self._problems: list[str] = []
-        self._checks: list[tuple[Announced, Future[TargetReply] | None]] = []
+        self._seen: list[tuple[Announced, np.ndarray | None]] = []  # the actions with their pictures
 
     def go(self, faults: Sequence[Fault]) -> None:
         self._start_system()
@@ -307,13 +271,13 @@ class _TransportBench:
         """Figures of the whole transport; call it after ``close``."""
         record = self._watcher.record
         problems = [f"{self._transport}: {sentence}" for sentence in self._problems + judge(record)]
-        equal = replies = unseen = 0
-        for action, answer in self._checks:
-            if answer is None:
-                unseen += 1
-                continue
+        equal = replies = 0
+        known = [(action, picture) for action, picture in self._seen if picture is not None]
+        settings = self._settings
+        answers = target_replies(settings.target, [(picture, settings.instruction) for _, picture in known])
+        for (action, _), answer in zip(known, answers, strict=True):
             heard = self._watcher.reply(action.picture)
-            if wrong := difference(action, heard, answer.result()):
+            if wrong := difference(action, heard, answer):
                 problems.append(f"{self._transport}: {wrong}")
             else:
                 equal += 1
@@ -325,7 +289,7 @@ class _TransportBench:
             "actions": len(record.actions),
             "equal_to_target": equal,
             "whole_replies_equal": replies,
-            "pictures_not_seen": unseen,
+            "pictures_not_seen": len(self._seen) - len(known),
             "problems": problems,
         }
 
@@ -335,7 +299,7 @@ class _TransportBench:
         self._await_moment(fault)
         system, run = self._system, self._watcher.run
         assert system is not None and run is not None
-        before = system.process(fault.target) if fault.target else 0
+        before = system.group.child(fault.target).pid if fault.target else 0
         began = time.monotonic()
         self._note(f"fault {trial.number}: {fault}")
         undo = system.provoke(fault, self._watcher, self._source)
@@ -348,7 +312,9 @@ class _TransportBench:
             while time.monotonic() - began < _WATCH_END_S and not (run.outcome and time.monotonic() - began > 1.5):
                 time.sleep(0.01)
         elif fault.kind in (Kind.KILL, Kind.RESTART):
-            self._until(lambda: system.process(fault.target) != before, 30.0, f"{fault.target} was not started again")
+            self._until(
+                lambda: system.group.child(fault.target).pid != before, 30.0, f"{fault.target} was not started again"
+            )
         else:
             try:
                 self._wait(fault.seconds)
@@ -472,9 +438,8 @@ class _TransportBench:
             "draft_model": settings.draft,
             "target_model": settings.target,
         }
-        self._system = system = SystemUnderTest(self._transport, overrides, settings.seed, self._log)
         self._watcher.note_reset()
-        system.start()
+        self._system = system = SystemUnderTest(self._transport, overrides, settings.seed, self._log)
         try:
             self._until(self._watcher.ready, _READY_LIMIT_S, "the system did not start")
         except (TimeoutError, _Ended) as error:
@@ -503,21 +468,21 @@ class _TransportBench:
             time.sleep(min(0.005, max(0.0, until - time.monotonic())))
 
     def _tend(self) -> None:
-        self._ask_target()
-        if self._system is not None and (ended := self._system.tend()):
-            raise _Ended(ended)
+        self._keep_pictures()
+        # The group starts again what may be restarted.
+        if self._system is not None and (ended := self._system.group.ended()) is not None:
+            raise _Ended(ended.name)
 
     def _note(self, line: str) -> None:
         if self._log is not None:
             self._log.write(f"{time.monotonic():.3f} [bench] {line}\n")
 
-    def _ask_target(self) -> None:
-        """Ask the target alone about every new action's picture."""
+    def _keep_pictures(self) -> None:
+        """Keep every new action's picture, about which the target alone is asked in the end."""
         actions = self._watcher.record.actions
-        while len(self._checks) < len(actions):
-            action = actions[len(self._checks)]
+        while len(self._seen) < len(actions):
+            action = actions[len(self._seen)]
             picture = self._watcher.picture(action.picture)
             if picture is None and time.monotonic() - action.at < 1.0:
                 return  # it may still be on its way
-            answer = None if picture is None else self._target.ask(picture, self._settings.instruction)
-            self._checks.append((action, answer))
+            self._seen.append((action, picture))

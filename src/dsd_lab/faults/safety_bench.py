@@ -7,13 +7,10 @@ import array
 import math
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import numpy as np
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
@@ -25,7 +22,7 @@ from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu, Range
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
-from dsd_lab.report import BenchError, check_range, header, table
+from dsd_lab.report import check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.bringup.systems import Start
@@ -69,15 +66,13 @@ class SafetyBenchError(RuntimeError):
     """The supervisor did not do what it must; one sentence."""
 
 
-@dataclass(frozen=True)
-class Provocation:
-    """One way to stop the robot: how it is done and undone, and the cause that must be named."""
+class Provocation(NamedTuple):
+    """One way to stop the robot, and the cause that must be named."""
 
     name: str
     cause: Cause
     provoke: Callable[[StandIn], Any]
-    undo: Callable[[StandIn], Any]
-    setting: str = ""  # which of the bench's settings of the supervisor it needs
+    setting: str = ""  # which of SETTINGS it needs
 
 
 class StandIn:
@@ -85,15 +80,14 @@ class StandIn:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.state: SafetyState | None = None
         self.muted: set[str] = set()  # names of topics that fall silent
         self.frozen: set[str] = set()  # names of topics whose stamps stand still
-        self.speed = (0.4, 0.0)  # m/s ahead, rad/s
-        self.joystick: tuple[float, float] | None = None
-        self.lean, self.charge, self.held = 0.0, 0.9, True
-        self.distance: float | None = 5.0  # of a wall ahead, m; None: the sensor is blind
+        self._reported: set[str] = set()  # nodes whose health is not as it should be
+        self._intruder: Any = None  # a publisher of cmd_vel beside the supervisor
+        self.restore()
         self.commands: list[tuple[float, bool]] = []  # (steady time of arrival, whether it moves)
         self.newest = Twist()
-        self.state: SafetyState | None = None
         self._stamps: dict[str, Any] = {}
         self.stop_client = node.create_client(Trigger, "emergency_stop")
         self.reset_client = node.create_client(Trigger, "emergency_stop_reset")
@@ -103,6 +97,26 @@ class StandIn:
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         for period, names in _PERIODS:
             node.create_timer(period, lambda names=names: self._publish(names), clock=steady)
+
+    def change(self, **values: Any) -> None:
+        """Change what the robot and its operator are like."""
+        vars(self).update(values)
+
+    def restore(self) -> None:
+        """Undo whatever was provoked."""
+        self.muted.clear()
+        self.frozen.clear()
+        self.speed = (0.4, 0.0)  # m/s ahead, rad/s
+        self.joystick: tuple[float, float] | None = None
+        self.lean, self.charge, self.held = 0.0, 0.9, True
+        self.distance: float | None = 5.0  # of a wall ahead, m; None: the sensor is blind
+        for node in self._reported.copy():
+            self.report(node, DiagnosticStatus.OK)
+        if self._intruder is not None:
+            self._node.destroy_publisher(self._intruder)
+            self._intruder = None
+        if Cause.EMERGENCY_STOP in self.causes:
+            self.call(self.reset_client)
 
     # -- what it publishes ---------------------------------------------------------------------
 
@@ -114,17 +128,15 @@ class StandIn:
         message.observation_stamp = to_stamp(now.nanoseconds * 1e-9 - age)
         self._publishers["action"].publish(message)
 
-    def report(self, node: str, level: bytes) -> None:
+    def report(self, node: str, level: bytes = DiagnosticStatus.WARN) -> None:
         """Report a node's health in /diagnostics."""
+        (self._reported.discard if level == DiagnosticStatus.OK else self._reported.add)(node)
         status = DiagnosticStatus(name=node, level=level, message="not as it should be")
         self._publishers["diagnostics"].publish(DiagnosticArray(status=[status]))
 
-    def intrude(self, present: bool) -> None:
-        """Publish cmd_vel beside the supervisor, or end that."""
-        if present:
-            self._intruder = self._node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
-        else:
-            self._node.destroy_publisher(self._intruder)
+    def intrude(self) -> None:
+        """Publish cmd_vel beside the supervisor."""
+        self._intruder = self._node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
 
     def press_emergency_stop(self, pressed: bool = True) -> None:
         self._publishers["emergency stop"].publish(Bool(data=pressed))
@@ -249,7 +261,7 @@ class StandIn:
         heard = [command for command in self.commands if command[0] >= began]
         last_motion = max((at for at, moves in heard if moves), default=began)
         zero = min(at for at, moves in heard if not moves and at >= last_motion)
-        provocation.undo(self)
+        self.restore()
         return zero - began
 
 
@@ -272,125 +284,80 @@ SETTINGS = {"": {}, "depth": {"require.obstacle": "depth"}, "draft_only": {"fall
 LIMIT_S = 0.5  # from cause to zero
 
 
-def _mute(topic: str, name: str, cause: Cause, setting: str = "") -> Provocation:
-    return Provocation(name, cause, lambda s: s.muted.add(topic), lambda s: s.muted.clear(), setting)
-
-
-def _freeze(topic: str, name: str, cause: Cause, setting: str = "") -> Provocation:
-    return Provocation(name, cause, lambda s: s.frozen.add(topic), lambda s: s.frozen.clear(), setting)
-
-
-def _set(name: str, cause: Cause, setting: str = "", **values: Any) -> Provocation:
-    """Set attributes of the stand-in, and restore them."""
-    before: dict[str, Any] = {}
-
-    def provoke(standin: StandIn) -> None:
-        before.update({key: getattr(standin, key) for key in values})
-        vars(standin).update(values)
-
-    return Provocation(name, cause, provoke, lambda s: vars(s).update(before), setting)
-
-
-def _announce(name: str, cause: Cause, setting: str = "", times: int = 1, **changes: Any) -> Provocation:
-    def provoke(standin: StandIn) -> None:
-        for _ in range(times):
-            standin.announce(**changes)
-
-    return Provocation(name, cause, provoke, lambda s: None, setting)
-
-
-def _report(node: str, name: str, cause: Cause, setting: str = "") -> Provocation:
-    warn, ok = DiagnosticStatus.WARN, DiagnosticStatus.OK
-    return Provocation(name, cause, lambda s: s.report(node, warn), lambda s: s.report(node, ok), setting)
-
-
-def _emergency(name: str, provoke: Callable[[StandIn], Any]) -> Provocation:
-    return Provocation(name, Cause.EMERGENCY_STOP, provoke, lambda s: s.call(s.reset_client))
-
-
 PROVOCATIONS = (
-    _emergency("emergency stop, topic", StandIn.press_emergency_stop),
-    _emergency("emergency stop, service", lambda s: s.call(s.stop_client)),
-    _set("deadman released", Cause.DEADMAN, held=False),
-    _mute("deadman", "deadman silent", Cause.DEADMAN),
-    _set("tilt", Cause.TILT, lean=0.7),
-    _set("operator takes over, at zero", Cause.OPERATOR, joystick=(0.0, 0.0)),
-    _mute("odometry", "odometry silent", Cause.ODOMETRY_STALE),
-    _freeze("odometry", "odometry frozen", Cause.ODOMETRY_STALE),
-    _mute("imu", "imu silent", Cause.STATE_STALE),
-    _mute("camera", "camera silent", Cause.CAMERA_STALE),
-    _freeze("camera", "camera frozen", Cause.CAMERA_STALE),
-    _set("obstacle ahead", Cause.OBSTACLE, distance=0.1),
-    _mute("range", "range sensor silent", Cause.OBSTACLE_SENSOR_STALE),
-    _set("battery low", Cause.LOW_BATTERY, charge=0.05),
-    _mute("heartbeat", "heartbeat missed", Cause.NODE_SILENT),
-    _report("draft_node", "link lost", Cause.LINK_LOST),
-    _report("go2_node", "robot reports a fault", Cause.ROBOT_FAULT),
-    _announce("action not verified", Cause.UNVERIFIED_ACTION, verified=False),
-    _announce("action unknown", Cause.UNPARSABLE_ACTION, distance=0.33),
-    _announce("reply too old", Cause.STALE_REPLY, age=7.0),
-    _announce("motion after stop", Cause.MOTION_REFUSED, kind=NavAction.STOP, distance=0.0),
-    _set("turning instead of driving", Cause.MOTION_REFUSED, speed=(0.0, 1.2)),
-    _set("too fast", Cause.MOTION_REFUSED, speed=(0.8, 0.0)),
-    _mute("command", "navigation silent", Cause.COMMAND_STALE),
+    Provocation("emergency stop, topic", Cause.EMERGENCY_STOP, StandIn.press_emergency_stop),
+    Provocation("emergency stop, service", Cause.EMERGENCY_STOP, lambda s: s.call(s.stop_client)),
+    Provocation("deadman released", Cause.DEADMAN, lambda s: s.change(held=False)),
+    Provocation("deadman silent", Cause.DEADMAN, lambda s: s.muted.add("deadman")),
+    Provocation("tilt", Cause.TILT, lambda s: s.change(lean=0.7)),
+    Provocation("operator takes over, at zero", Cause.OPERATOR, lambda s: s.change(joystick=(0.0, 0.0))),
+    Provocation("odometry silent", Cause.ODOMETRY_STALE, lambda s: s.muted.add("odometry")),
+    Provocation("odometry frozen", Cause.ODOMETRY_STALE, lambda s: s.frozen.add("odometry")),
+    Provocation("imu silent", Cause.STATE_STALE, lambda s: s.muted.add("imu")),
+    Provocation("camera silent", Cause.CAMERA_STALE, lambda s: s.muted.add("camera")),
+    Provocation("camera frozen", Cause.CAMERA_STALE, lambda s: s.frozen.add("camera")),
+    Provocation("obstacle ahead", Cause.OBSTACLE, lambda s: s.change(distance=0.1)),
+    Provocation("range sensor silent", Cause.OBSTACLE_SENSOR_STALE, lambda s: s.muted.add("range")),
+    Provocation("battery low", Cause.LOW_BATTERY, lambda s: s.change(charge=0.05)),
+    Provocation("heartbeat missed", Cause.NODE_SILENT, lambda s: s.muted.add("heartbeat")),
+    Provocation("link lost", Cause.LINK_LOST, lambda s: s.report("draft_node")),
+    Provocation("robot reports a fault", Cause.ROBOT_FAULT, lambda s: s.report("go2_node")),
+    Provocation("action not verified", Cause.UNVERIFIED_ACTION, lambda s: s.announce(verified=False)),
+    Provocation("action unknown", Cause.UNPARSABLE_ACTION, lambda s: s.announce(distance=0.33)),
+    Provocation("reply too old", Cause.STALE_REPLY, lambda s: s.announce(age=7.0)),
+    Provocation("motion after stop", Cause.MOTION_REFUSED, lambda s: s.announce(kind=NavAction.STOP, distance=0.0)),
+    Provocation("turning instead of driving", Cause.MOTION_REFUSED, lambda s: s.change(speed=(0.0, 1.2))),
+    Provocation("too fast", Cause.MOTION_REFUSED, lambda s: s.change(speed=(0.8, 0.0))),
+    Provocation("navigation silent", Cause.COMMAND_STALE, lambda s: s.muted.add("command")),
+    Provocation("a second publisher of cmd_vel", Cause.FOREIGN_PUBLISHER, StandIn.intrude),
+    Provocation("obstacle in the depth image", Cause.OBSTACLE, lambda s: s.change(distance=0.1), "depth"),
+    Provocation("depth camera covered", Cause.OBSTACLE_SENSOR_STALE, lambda s: s.change(distance=None), "depth"),
+    Provocation("depth camera silent", Cause.OBSTACLE_SENSOR_STALE, lambda s: s.muted.add("depth"), "depth"),
+    Provocation("depth camera frozen", Cause.OBSTACLE_SENSOR_STALE, lambda s: s.frozen.add("depth"), "depth"),
     Provocation(
-        "a second publisher of cmd_vel", Cause.FOREIGN_PUBLISHER, lambda s: s.intrude(True), lambda s: s.intrude(False)
+        "one unverified action too many",
+        Cause.UNVERIFIED_ACTION,
+        lambda s: [s.announce(verified=False) for _ in range(MOST_UNVERIFIED + 1)],
+        "draft_only",
     ),
-    _set("obstacle in the depth image", Cause.OBSTACLE, "depth", distance=0.1),
-    _set("depth camera covered", Cause.OBSTACLE_SENSOR_STALE, "depth", distance=None),
-    _mute("depth", "depth camera silent", Cause.OBSTACLE_SENSOR_STALE, "depth"),
-    _freeze("depth", "depth camera frozen", Cause.OBSTACLE_SENSOR_STALE, "depth"),
-    _announce(
-        "one unverified action too many", Cause.UNVERIFIED_ACTION, "draft_only",
-        MOST_UNVERIFIED + 1, verified=False,
+    Provocation(
+        "a way back that is not allowed",
+        Cause.UNVERIFIED_ACTION,
+        lambda s: s.announce(verified=False, retracing=True),
+        "draft_only",
     ),
-    _announce(
-        "a way back that is not allowed", Cause.UNVERIFIED_ACTION, "draft_only", verified=False, retracing=True
-    ),
-    _report("draft_node", "link lost, fallback draft_only", Cause.LINK_LOST, "draft_only"),
-)  # fmt: skip
+    Provocation("link lost, fallback draft_only", Cause.LINK_LOST, lambda s: s.report("draft_node"), "draft_only"),
+)
 
 
-def measure_safety(
-    trials: int,
-    causes: Sequence[str] | None = None,
-    progress: Callable[[float, str], object] | None = None,
-    load: int = 0,
-    realtime: bool = True,
-) -> dict[str, Any]:
+def measure_safety(trials: int, progress: Callable[[float, str], object]) -> dict[str, Any]:
     """Start a supervisor and provoke every cause ``trials`` times: seconds from cause to zero, for each provocation.
 
-    ``causes``: names of those to provoke; None: all. ``load``: busy loops beside it. ``realtime``: whether it asks for
-    real-time scheduling. Call it from the main thread. SafetyBenchError, ValueErrors.
+    Call it from the main thread. SafetyBenchError, BenchError.
     """
     check_range("trials", trials, 1, 10_000)
-    check_range("load", load, 0, 64)
-    known = {provocation.cause.name for provocation in PROVOCATIONS}
-    for name in causes or ():
-        if name not in known:
-            raise BenchError(f"unknown cause {name!r}; choose from {', '.join(sorted(known))}")
-    wanted = [p for p in PROVOCATIONS if causes is None or p.cause.name in causes]
     use_own_ros_domain()
-    rows = []
-    with _standin() as standin, _busy(load):
-        for setting, differing in SETTINGS.items():
-            group_of = [p for p in wanted if p.setting == setting]
-            if not group_of:
-                continue
-            parameters = PARAMETERS | differing | {"realtime": str(realtime).lower()}
-            with ProcessGroup(lambda name, line: None) as group:
-                standin.state = None
-                group.start_planned(Start("supervisor_node", parameters))
-                for provocation in group_of:
-                    times = [standin.trial(provocation) for _ in range(trials)]
-                    if progress is not None:
-                        progress((len(rows) + 1) / len(wanted), f"{provocation.name}: worst {max(times):.3f} s")
-                    row = {"provocation": provocation.name, "cause": provocation.cause.name, "trials": len(times)}
-                    figures = {"median_s": statistics.median(times), "worst_s": max(times)}
-                    rows.append(row | {name: round(value, 4) for name, value in figures.items()})
+    rows: list[dict[str, Any]] = []
+    with closing(SpinningNode("safety_bench")) as ros:
+        standin = StandIn(ros.node)
+        ros.start()
+        ask_for_realtime(inherited=False)  # this is the clock: its delay would count as the supervisor's
+        try:
+            for setting, differing in SETTINGS.items():
+                with ProcessGroup(lambda name, line: None) as group:
+                    standin.state = None
+                    group.start_planned(Start("supervisor_node", PARAMETERS | differing))
+                    for provocation in (p for p in PROVOCATIONS if p.setting == setting):
+                        times = [standin.trial(provocation) for _ in range(trials)]
+                        progress((len(rows) + 1) / len(PROVOCATIONS), f"{provocation.name}: worst {max(times):.3f} s")
+                        row = {"provocation": provocation.name, "cause": provocation.cause.name, "trials": len(times)}
+                        figures = {"median_s": statistics.median(times), "worst_s": max(times)}
+                        rows.append(row | {name: round(value, 4) for name, value in figures.items()})
+        finally:
+            end_realtime()
     worst = max(row["worst_s"] for row in rows)
     code = ("dsd_ros/navigation", "dsd_ros/nodes/supervisor_node.py")
-    return {**header("safety", code), "load": load, "realtime": realtime, "worst_s": worst, "rows": rows}
+    return {**header("safety", code), "worst_s": worst, "rows": rows}
 
 
 def render(report: dict[str, Any]) -> str:
@@ -399,42 +366,3 @@ def render(report: dict[str, Any]) -> str:
     rows += [[r["provocation"], r["cause"], f"{r['median_s']:.3f}", f"{r['worst_s']:.3f}"] for r in report["rows"]]
     verdict = f"worst of all: {report['worst_s']:.3f} s; at most {LIMIT_S} s is wanted"
     return "\n".join([*table(rows, left=2), verdict, report["machine"]])
-
-
-@contextmanager
-def _standin() -> Iterator[StandIn]:
-    """A stand-in on a node of its own, spinning in a thread."""
-    ros = SpinningNode("safety_bench")
-    standin = StandIn(ros.node)
-    ros.start()
-    # This is the clock: its delay would count as the supervisor's.
-    ask_for_realtime(inherited=False)
-    try:
-        yield standin
-    finally:
-        end_realtime()
-        ros.close()
-
-
-@contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Processes that do nothing but use a core each."""
-    loops: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            loops.append(subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True))  # noqa: PERF401  # all are killed
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-# It ends by itself when the bench is gone.
-_BUSY = """
-import os
-parent = os.getppid()
-while os.getppid() == parent:
-    for _ in range(100_000):
-        pass
-"""

@@ -113,14 +113,13 @@ class Watcher:
             verdict = self.record.verdicts[-1:]
         return f"{heard}; {verdict}; {self.run}"
 
-    def carry_back(self) -> bool:
-        """Put the simulated robot back to its start; False when the simulator did not answer."""
+    def carry_back(self) -> None:
+        """Put the simulated robot back to its start, if the simulator answers."""
         self.note_reset()
         future = self._reset.call_async(Trigger.Request())
         deadline = time.monotonic() + 3.0
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return bool(future.done())
 
     def note_reset(self) -> None:
         with self.lock:

@@ -186,7 +186,7 @@ class _Task:
             [scene.instruction for scene in scenes],
             lambda share: self.report(says, first + share * (half - first)),
         )
-        texts = [speaker.text(reply) for reply in self.replies]
+        texts = [speaker.model.decode_text(reply) for reply in self.replies]
         found: Figures = {"situations": {}}
         if self.words is not None:
             self.report(f"{role}: replies in other words", half)
@@ -207,10 +207,9 @@ class _Task:
         (demo,) = drive(speaker.answer, [World.from_seed(DEMO_SEED, DEMO_INSTRUCTION)])
         self.figures[role] = found | {
             "name": speaker.model.name,
-            "parameters": speaker.parameters,
+            "parameters": sum(p.numel() for p in speaker.model.hf.parameters()),
             "weights_mb": weights_mb(resolve_directory(settings.path)),
             "tokens": sum(map(len, self.replies)) / len(self.replies),
-            "one_by_one": not speaker.batched,
             "demo_reached": demo.reached,
             "ms": time_model(speaker.model, scenes[0].picture, scenes[0].instruction, self.repeats),
         }

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions over documents of two sides with their right answers, and the verdict on what a reader says to them.
 
-``held_out.json`` holds questions whose words, names and sentences no training draws; ``shipped.json`` twelve about the
-documents in ``config/documents``, which are not repeated there. Each is an object with the fields of ``HeldOut``.
+``held_out.json`` holds questions whose words, names and sentences no training draws (those of the templates are in
+held_out.toml); ``shipped.json`` twelve about the documents in ``config/documents``, which are not repeated there. Each
+is an object with the fields of ``HeldOut``.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,6 @@ from importlib.resources import files
 from typing import Any
 
 from dsd_lab.report import BenchError, header
-from dsd_lab.train.reader.facts import draw_sides, language
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.documents.chunking import chunks, read_document
 from dsd_ros.dragon.documents.embedding import Encoder
@@ -34,15 +33,6 @@ _LONGEST = 48  # tokens of an answer
 _NUMBER = re.compile(r"\d+|\w+teen|\w+ty|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred")
 _IGNORANT = re.compile(r"\b(do not know|don't know|unknown|not known|cannot tell|no information|not told)\b")
 _CONTRADICTS = re.compile(r"\b(elsewhere|disagree|contradict\w*)\b")
-_DRAWN = (("two", 6), ("one", 5), ("unknown", 3), ("check", 2), ("dated", 1), ("conflict", 1))
-_KINDS = {  # of a drawn question, by what it asks for
-    "times": "comes leaves opens closes closed day bought", "places": "place room key floor city",
-    "owners": "owner maker keeper", "permissions": "permission enter", "names": "which",
-    "counts": "parts price weight seats holds children", "objects": "colour material brings drink free",
-    "negations": "check denied yes-no", "errands": "go",
-}  # fmt: skip
-_OF = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_BY_WANTED = {"dated": "dated", "conflict": "contradictions", "unknown": "not told"}
 
 
 @dataclass(frozen=True)
@@ -224,22 +214,3 @@ def shipped_questions() -> tuple[HeldOut, ...]:
         cut = [chunks(read_document(path).text, lambda text: len(text.split())) for path in paths]
         chunked[side] = tuple(chunk.text for some in cut for chunk in some)
     return tuple(replace(item, **chunked) for item in load_questions("shipped"))
-
-
-def drawn_questions(seed: int, count: int, path: str = "", others: int = 3) -> list[HeldOut]:
-    """Questions of the training's language (or that of ``path``) on two sides, which the training never draws."""
-    rng = random.Random(f"sides {seed} {path}")
-    lang = language(path) if path else language()
-    found: list[HeldOut] = []
-    while len(found) < count:
-        wanted = rng.choices([name for name, _ in _DRAWN], [share for _, share in _DRAWN])[0]
-        drawn = draw_sides(rng, lang, wanted, others=others)
-        if drawn.question in {one.question for one in found}:
-            continue
-        asks = drawn.kind.rpartition("-")[2] if "yes-no" not in drawn.kind else "yes-no"
-        kind = _BY_WANTED.get(wanted) or (
-            "errands" if asks == "go" else "two hops" if wanted == "two" else _OF.get(asks, "objects")
-        )
-        parts = drawn.question, drawn.device, drawn.cloud, drawn.values, drawn.needs
-        found.append(HeldOut(f"{wanted}-{len(found)}", kind, *parts, "template", wanted == "conflict"))
-    return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from dsd_lab.papers import dragon_simulator as simulator
 from dsd_lab.papers.dragon_schedules import latency
-from dsd_lab.reproduce.table import Measured, Reports, Row, Table
+from dsd_lab.reproduce.table import Measured, Reports, Row, Table, printed_table
 from dsd_ros.dragon.scheduler import delta_z
 
 _TRIP_MS = 300.0
@@ -111,31 +111,14 @@ def _figure_5(reports: Reports) -> Table:
         found = {row["method"]: row["perplexity"] for row in report["rows"] if row["documents"] == 2}
         return [found[method] for method in ("none", "crcg", "drcg", "dragon")]
 
-    rows = [
-        Row(
-            "gain over no documents, times the second-best method's (Qwen / OPT)",
-            (1.9, 1.4),
-            measured=of(lambda r: r["gain_to_drcg"]),
-            compare=False,
-            why="in nats; another model and corpus",
-        ),
-        Row("the same, times the device's own documents'", None, measured=of(lambda r: r["gain_to_crcg"])),
-        *(
-            Row(f"`{method}`: perplexity by documents", None, measured=perplexities(method))
-            for method in ("none", "crcg", "drcg", "dragon")
-        ),
-        Row(
-            "all held-out windows, 2 documents a side: `none` / `crcg` / `drcg` / `dragon`",
-            measured=of(with_two, "dragon-lm-all"),
-        ),
-        Row(
-            "all held-out windows, 2 documents a side: gain over no documents, times the second-best method's",
-            (1.9, 1.4),
-            measured=of(lambda r: r["gain_to_drcg"], "dragon-lm-all"),
-            compare=False,
-        ),
-    ]
-    return Table("Figure 5: perplexity", rows)
+    return printed_table(
+        "Figure 5: perplexity",
+        {"measured": of(lambda r: r["gain_to_drcg"])},
+        {"measured": of(lambda r: r["gain_to_crcg"])},
+        *({"measured": perplexities(method)} for method in ("none", "crcg", "drcg", "dragon")),
+        {"measured": of(with_two, "dragon-lm-all")},
+        {"measured": of(lambda r: r["gain_to_drcg"], "dragon-lm-all")},
+    )
 
 
 def _mean(report: Any, variant: str, key: str, trip: float = _TRIP_MS, mbps: float = 40.0) -> float:
@@ -168,55 +151,28 @@ def _figure_6(reports: Reports) -> Table:
     def per_token(variant: str) -> Measured:
         return reports.figures("dragon-latency", lambda r: [_mean(r, variant, key) for key in _A_TOKEN], models=False)
 
-    rows = [
-        Row(
-            "% below token-wise synchronisation",
-            42.4,
-            measured=below("drdg-tw, full"),
-            form=".0f",
-            why="against whole distributions, which the paper's baselines send",
-        ),
-        Row("% below sequence-wise synchronisation", 49.5, measured=below("drdg-sw, full"), form=".0f"),
-        Row(
-            "% above the device alone",
-            "15.6 to 20.3",
-            form=".0f",
-            measured=_over(reports, "dragon", "device", shown=lambda times: 100 * (times - 1)),
-        ),
-        *(
-            Row(f"`{variant}`: ms a token", None, measured=per_token(variant), form=".0f")
-            for variant in ("dragon", "dragon, sampled", "dragon, full", "drdg-tw", "drdg-sw", "device")
-        ),
-        Row(
-            "Algorithm 1, each side with its own noise, over `dragon, sampled`: times the ms a token",
-            None,
-            measured=_over(reports, "dragon, independent", "dragon, sampled", report="dragon-independent"),
-        ),
-    ]
-    return Table("Figure 6: latency a token", rows)
+    variants = ("dragon", "dragon, sampled", "dragon, full", "drdg-tw", "drdg-sw", "device")
+    own_noise = _over(reports, "dragon, independent", "dragon, sampled", report="dragon-independent")
+    return printed_table(
+        "Figure 6: latency a token",
+        {"measured": below("drdg-tw, full")},
+        {"measured": below("drdg-sw, full")},
+        {"measured": _over(reports, "dragon", "device", shown=lambda times: 100 * (times - 1))},
+        *({"measured": per_token(variant)} for variant in variants),
+        {"measured": own_noise},
+    )
 
 
 def _figure_7(reports: Reports) -> Table:
     def times(variant: str, base: str, report: str = "dragon-latency") -> Measured:
         return _over(reports, variant, base, ("first_token_ms",), report=report)
 
-    rows = [
-        Row(
-            "`dragon` over the device alone",
-            "negligible",
-            measured=times("dragon", "device"),
-            why="the question's prefill hides the round trip",
-        ),
-        Row(
-            "`dragon` over the device alone, question as asked (a dozen tokens)",
-            None,
-            measured=times("dragon", "device", "dragon-first"),
-        ),
-        Row("`drcg-text` over `dragon`", 8.6, measured=times("drcg-text", "dragon"), why="a smaller model's prefill"),
-        Row("`drcg-kv` over `dragon`", 15.3, measured=times("drcg-kv", "dragon"), why="smaller keys and values"),
-    ]
-    return Table(
-        "Figure 7: time to the first token", rows, "At 300 ms; the paper's are means over all of its settings."
+    return printed_table(
+        "Figure 7: time to the first token",
+        {"measured": times("dragon", "device")},
+        {"measured": times("dragon", "device", "dragon-first")},
+        {"measured": times("drcg-text", "dragon")},
+        {"measured": times("drcg-kv", "dragon")},
     )
 
 
@@ -225,24 +181,9 @@ def _sizes() -> Table:
         return 2 * layers * width * tokens * size / 1e6
 
     opt, qwen = megabytes(24, 2048, 128, 4), megabytes(28, 256, 128, 4)
-    rows = [
-        Row(
-            "keys and values of 2 documents of 64 tokens, MB: OPT-1.3B / Qwen2.5-1.5B",
-            (114, 16),
-            (opt, qwen),
-            form=".1f",
-            why=f"float32; the printed sizes are {114 / opt:.1f} and {16 / qwen:.1f} times that, as if about 290 "
-            "tokens travelled",
-        ),
-        Row(
-            "a distribution beside JSON of it, times smaller, V = 50 272",
-            2363,
-            None,
-            form=".0f",
-            why="8-bit ids, as the text says, cannot name 50 272 tokens; ours are exact, [with sizes](dragon.md#sizes)",
-        ),
-    ]
-    return Table("Sections 7.1 and 7.3: sizes", rows)
+    why = f"float32; the printed sizes are {114 / opt:.1f} and {16 / qwen:.1f} times that, as if about 290 tokens "
+    why += "travelled"
+    return printed_table("Sections 7.1 and 7.3: sizes", {"formula": (opt, qwen), "why": why}, {})
 
 
 def _figure_8(reports: Reports) -> Table:
@@ -270,14 +211,4 @@ def _figure_9() -> Table:
     held = simulator.sample_acceptances(15, 0.8, 0.8, 0)
     run = simulator.simulate(held, 0.1, 0.05, link, strategy="delta-z")
     first = next(event for event in run.events if event.kind == "aggregated")
-    rows = [
-        Row("switches in 15 tokens, `delta-z`", 1, None, run.switches, form=".0f"),
-        Row(
-            "first aggregation, s",
-            0.5,
-            None,
-            first.seconds,
-            why="half a round trip and a step; the paper's delays differ",
-        ),
-    ]
-    return Table("Figure 9: a pipeline", rows)
+    return printed_table("Figure 9: a pipeline", {"ours": run.switches}, {"ours": first.seconds})

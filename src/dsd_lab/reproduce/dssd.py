@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers import proofs, theory
-from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table
+from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, printed_table
 from dsd_ros.decoding.packing import pack_chances
 
 _PRINTED = PRINTED["dssd"]
@@ -214,28 +214,9 @@ def _bytes(reports: Reports) -> Table:
     def up(mode: str) -> Measured:
         return reports.figures("papers-text", lambda r: _up(r, mode, gamma))
 
-    rows = [
-        Row(
-            "DSD up, bytes a round",
-            61_269,
-            gamma * _OPT_V * _BITS / 8,
-            measured=up("dsd"),
-            form=".0f",
-            why="the paper's own Table 2 has 1.6 MB: 61 269 bytes would take 5 ms at 100 Mbit/s",
-        ),
-        Row(
-            "DSSD up, bytes a round, below",
-            50,
-            split,
-            measured=up("dssd"),
-            form=".0f",
-            why="8 ids of 16 bits and 8 probabilities of 32",
-        ),
-        Row(
-            "alpha",
-            0.61,
-            measured=reports.figures("papers-text", lambda r: r["dssd"]["rows"][0]["acceptance"]),
-            why="another pair",
-        ),
-    ]
-    return Table("Section 4.1: bytes up, gamma 8", rows, "Bytes of whole messages, with their headers.")
+    return printed_table(
+        "Section 4.1: bytes up, gamma 8",
+        {"formula": gamma * _OPT_V * _BITS / 8, "measured": up("dsd")},
+        {"formula": split, "measured": up("dssd")},
+        {"measured": reports.figures("papers-text", lambda r: r["dssd"]["rows"][0]["acceptance"])},
+    )

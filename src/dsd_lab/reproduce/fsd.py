@@ -11,7 +11,8 @@ from typing import Any
 from dsd_lab.bench.profiles import TABLE_9_MS
 from dsd_lab.papers import theory
 from dsd_lab.papers.theory import acceptance_of, expected_tokens
-from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, labelled
+from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, labelled, printed_table
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.exits import ExitAdapters, default_rank
 
 _PRINTED = PRINTED["fsd"]
@@ -36,6 +37,7 @@ _TABLE_2 = (
     _Adapters("Vicuna-13B", 39, 158, 1.20, 5120, 40, 13.016),
     _Adapters("Qwen2-VL-7B", 27, 88, 1.02, 3584, 28, 8.291),
 )
+_FLIGHT = "fsd, three rounds in flight"
 _NARROW = 384  # the rank that fits both Llamas
 _TABLE_6: dict[str, list[list[float]]] = _PRINTED["table_6"]
 _BENCHMARKS = ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM", "NQ")
@@ -64,21 +66,13 @@ def _figure_1(reports: Reports) -> Table:
     def speed(label: str) -> Measured:
         return reports.figures("modes-go2", lambda r: labelled(r, label)["speedup"])
 
-    rows = [
-        Row("(a) cloud alone, `ar`", None, says.ar_seconds, measured=Measured(text="1, by definition")),
-        Row(
-            "(b) draft and target in the cloud, `cloud-sd`",
-            None,
-            None,
-            cloud,
-            why="the paper gives no formula: ours is n/tau (gamma T_p + T_q) + 2 T_c, with the robot's T_p for want "
-            "of a "
-            "cloud's. Passes and bills are counted under Table 1",
-        ),
-        Row("(c) draft at the edge, `dsd`", None, says.sd_seconds, measured=speed("dsd")),
-        Row("(d) pre-drafting, `fsd`", None, says.fsd_seconds, measured=speed("fsd")),
-    ]
-    return Table("Figure 1: where draft and target run", rows)
+    return printed_table(
+        "Figure 1: where draft and target run",
+        {"formula": says.ar_seconds, "measured": Measured(text="1, by definition")},
+        {"ours": cloud},
+        {"formula": says.sd_seconds, "measured": speed("dsd")},
+        {"formula": says.fsd_seconds, "measured": speed("fsd")},
+    )
 
 
 def _table_1(reports: Reports) -> Table:
@@ -99,14 +93,15 @@ def _table_1(reports: Reports) -> Table:
 
 def _billed(report: Any, prices: theory.Prices) -> Sequence[float]:
     """Dollars of Table 1's request, by the passes and drafted tokens that each token took."""
-    ar, cloud, edge = (labelled(report, label) for label in ("ar", "cloud-sd", "dsd"))
+    ar, speculated = (labelled(report, label) for label in ("ar", "dsd"))
     target_in, draft_in = 100 * prices.target_in, 100 * prices.draft_in
 
     def out(row: Any) -> float:
-        return 500 * row["passes"] / row["tokens"] * prices.target_out
+        return 500 * row["rounds"] / row["tokens"] * prices.target_out
 
-    drafted = 500 * cloud["cloud_drafted"] / cloud["tokens"] * prices.draft_out
-    return target_in + out(ar), target_in + out(cloud) + draft_in + drafted, target_in + out(edge)
+    drafted = 500 * speculated["drafted"] / speculated["tokens"] * prices.draft_out
+    edge = target_in + out(speculated)
+    return target_in + out(ar), edge + draft_in + drafted, edge
 
 
 def _bills(reports: Reports) -> Table:
@@ -116,9 +111,10 @@ def _bills(reports: Reports) -> Table:
             f"`{label}`: passes / tokens read / rounds sent in vain, a token",
             None,
             (1 / tau, (_GAMMA + 1) / tau, None),
-            measured=reports.figures("papers-cost", lambda r, label=label: _a_token(labelled(r, label))),
+            measured=reports.figures("papers-cost", lambda r, counted=counted: _a_token(labelled(r, counted))),
         )
-        for label in ("cloud-sd", "dsd", "fsd", "fsd, three rounds in flight")
+        # With the same draft and gamma, the cloud alone takes the rounds of `dsd`.
+        for label, counted in (("cloud-sd", "dsd"), ("dsd", "dsd"), ("fsd", "fsd"), (_FLIGHT, _FLIGHT))
     ]
     text = (
         "What a token costs the target, by what can be billed. Table 1 bills a pass as one written token. A provider "
@@ -133,7 +129,7 @@ def _bills(reports: Reports) -> Table:
 def _a_token(row: Any) -> Sequence[float]:
     tokens = row["tokens"]
     wasted = max(0, row["rounds_sent"] - row["rounds"])
-    return row["passes"] / tokens, row["positions"] / tokens, wasted / tokens
+    return row["rounds"] / tokens, (row["rounds"] + row["drafted"]) / tokens, wasted / tokens
 
 
 def _adapter_millions(hidden: int, count: int, rank: int) -> float:
@@ -176,19 +172,13 @@ def _table_2() -> Table:
 
 def _table_4() -> Table:
     says = ROBOT.predicted(_N, _GAMMA)
-    rows = [
-        Row("cloud AR: 2 T_c + n T_q", None, says.ar_seconds, says.ar_seconds),
-        Row("SD: (n/tau) (2 T_c + gamma T_p + T_q)", None, says.sd_seconds),
-        Row("FSD: (n/tau) (2 T_c + r gamma T_p + (1-r) T_r + T_q)", None, says.fsd_seconds),
-        Row(
-            "the least of any scheme that gains tau a pass: (n/tau) T_q + 2 T_c",
-            None,
-            None,
-            says.limit_seconds,
-            why="ours: rounds in flight (`pipeline_depth` above 1) pay no round trip of their own",
-        ),
-    ]
-    return Table("Tables 3 and 4: notation and latency", rows)
+    return printed_table(
+        "Tables 3 and 4: notation and latency",
+        {"formula": says.ar_seconds, "ours": says.ar_seconds},
+        {"formula": says.sd_seconds},
+        {"formula": says.fsd_seconds},
+        {"ours": says.limit_seconds},
+    )
 
 
 def _table_5() -> Table:
@@ -337,46 +327,30 @@ def _table_8(reports: Reports) -> Table:
     exits = "fsd:predraft_source=exits"
     both = reports.figures("modes-go2", lambda r: labelled(r, exits)["speedup"] / labelled(r, "dsd")["speedup"])
     free = theory.fsd_speedup(gamma=_GAMMA, c=t_p / ROBOT.t_q, r=0.0)
-    rows = [
-        Row("gamma T_p, ms", 288, measured=of("dsd", "draft_round_ms"), form=".0f", why="held to the paper's"),
-        Row("T_q, ms", 620, measured=of("dsd", "verify_round_ms"), form=".0f", why="held to the paper's"),
-        Row("T_c, ms", 120, measured=of("dsd", "link_delay_ms"), form=".0f", why="held to the paper's"),
-        Row("c", 0.11, t_p / ROBOT.t_q, why="the paper cuts .116 off"),
-        Row("GPU memory, at most, GB", 12.4, measured=Measured(text="no GPU here"), form=".1f"),
-        Row("threads", 6, measured=Measured(6), form=".0f", why="the default of `predraft_workers`"),
-        Row("tau", 2.92, measured=of("dsd", "tau"), why="another pair, whose replies are regular"),
-        Row(
-            "miss rate, %", 55.63, measured=of(exits, "miss_rate", 100), why="five exits that mostly agree, against 27"
-        ),
-        Row("mean exit", 8, measured=of(exits, "mean_exit"), form=".1f", compare=False, why="of 28 layers; here of 6"),
-        Row(
-            "AR to SD",
-            0.90,
-            says.sd_over_ar,
-            measured=of("dsd", "speedup"),
-            why="see Table 6: the paper's SD is slower than its formula",
-        ),
-        Row(
-            "SD to FSD",
-            1.34,
-            says.fsd_over_sd,
-            measured=both,
-            why=f"1.34 is the formula's at no miss at all ({free:.2f}), not at 55.63 %",
-        ),
-        Row("AR to FSD", 1.21, says.fsd_over_ar, measured=of(exits, "speedup")),
-    ]
-    return Table("Table 8: the robot", rows, "Measured: profile `go2-a100` with the shipped pair, exits alone.")
+    return printed_table(
+        "Table 8: the robot",
+        {"measured": of("dsd", "draft_round_ms")},
+        {"measured": of("dsd", "verify_round_ms")},
+        {"measured": of("dsd", "link_delay_ms")},
+        {"formula": t_p / ROBOT.t_q},
+        {"measured": Measured(text="no GPU here")},
+        {"measured": Measured(DecodeSettings(mode="fsd").predraft_workers)},
+        {"measured": of("dsd", "tau")},
+        {"measured": of(exits, "miss_rate", 100)},
+        {"measured": of(exits, "mean_exit")},
+        {"formula": says.sd_over_ar, "measured": of("dsd", "speedup")},
+        {
+            "formula": says.fsd_over_sd,
+            "measured": both,
+            "why": f"1.34 is the formula's at no miss at all ({free:.2f}), not at 55.63 %",
+        },
+        {"formula": says.fsd_over_ar, "measured": of(exits, "speedup")},
+        text="Measured: profile `go2-a100` with the shipped pair, exits alone.",
+    )
 
 
 def _figure_5(reports: Reports) -> Table:
-    row = Row(
-        'runs of "find the silver bottle" beside a look-alike that reach it',
-        "one run, shown",
-        measured=reports.shipped_demo(),
-        form=".1%",
-        why="in the simulator, many rooms; `dsd demo` shows one",
-    )
-    return Table("Figure 5: the task", [row])
+    return printed_table("Figure 5: the task", {"measured": reports.shipped_demo()})
 
 
 def _figure_6() -> Table:

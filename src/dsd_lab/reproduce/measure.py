@@ -24,9 +24,9 @@ from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
 from dsd_lab.papers import dragon_simulator as simulator
 from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import BenchError, Row, header
-from dsd_lab.reproduce.cloud_draft import BilledTarget, CloudDraftTarget
 from dsd_lab.reproduce.table import PRINTED
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.settings import MAX_KEPT, DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -39,23 +39,11 @@ NARRATIVE: str = PRINTED["measure"]["narrative"]
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One row of a study: how its replies are decoded.
-
-    ``cloud_draft``: draft and target are both in the cloud.
-    """
-
-    label: str
-    decode: DecodeSettings
-    cloud_draft: bool = False
-
-
-@dataclass(frozen=True)
 class Study:
     """What is decoded, how often and by which rows. ``scenes``: the questions, each asked ``draws`` times."""
 
     name: str
-    rows: tuple[Contestant, ...]
+    rows: dict[str, DecodeSettings]  # by the row's label
     scenes: Callable[[], list[Scene]]
     draws: int
 
@@ -68,14 +56,11 @@ def tslt_study(vocabulary: int = 512, tokens: int = 32, draws: int = 8) -> Study
     """TSLT, section 5: K of 10, 1 and 0.1 % of V and nuclei of rho, as a sequence of three and as <2,2,2>."""
     kept = {f"K {share:g} %": {"top_k_proof": max(1, round(vocabulary * share / 100))} for share in (10, 1, 0.1)}
     kept |= {f"rho {rho:g}": {"top_k_proof": MAX_KEPT, "top_rho_proof": rho} for rho in (0.99, 0.9, 0.8)}
-    rows = [
-        Contestant("all of V", _sampled("dsd", 3, tokens)),
-        Contestant("all of V <2,2,2>", _sampled("mc-dsd", 3, tokens)),
-    ]
+    rows = {"all of V": _sampled("dsd", 3, tokens), "all of V <2,2,2>": _sampled("mc-dsd", 3, tokens)}
     for name, settings in kept.items():
-        rows.append(Contestant(name, _sampled("tslt", 3, tokens, **settings)))
-        rows.append(Contestant(f"{name} <2,2,2>", _sampled("mc-tslt", 3, tokens, **settings)))
-    return Study("tslt", tuple(rows), lambda: held_out_scenes(8), draws)
+        rows[name] = _sampled("tslt", 3, tokens, **settings)
+        rows[f"{name} <2,2,2>"] = _sampled("mc-tslt", 3, tokens, **settings)
+    return Study("tslt", rows, lambda: held_out_scenes(8), draws)
 
 
 def cost_study(pictures: int = 24) -> Study:
@@ -85,13 +70,12 @@ def cost_study(pictures: int = 24) -> Study:
         return DecodeSettings(mode=mode, max_tokens=96, **({"draft_length": 4} if mode != "ar" else {}), **more)
 
     flight = {"pipeline_depth": 3, "predraft_workers": 8}
-    rows = (
-        Contestant("ar", of("ar")),
-        Contestant("cloud-sd", of("ar"), cloud_draft=True),
-        Contestant("dsd", of("dsd")),
-        Contestant("fsd", of("fsd", predraft_workers=2)),
-        Contestant("fsd, three rounds in flight", of("fsd", **flight)),
-    )
+    rows = {
+        "ar": of("ar"),
+        "dsd": of("dsd"),
+        "fsd": of("fsd", predraft_workers=2),
+        "fsd, three rounds in flight": of("fsd", **flight),
+    }
     return Study("cost", rows, lambda: held_out_scenes(pictures), 1)
 
 
@@ -112,14 +96,16 @@ def measure(
     robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     scenes = study.scenes()
     asked = [(scene, seed) for seed in range(study.draws) for scene in scenes]
-    rows: list[Row] = [{"label": one.label, "settings": _settings(one)} for one in study.rows]
-    plain, speculating = BilledTarget(cloud), CloudDraftTarget(cloud, robot)
-    for place, (one, row) in enumerate(zip(study.rows, rows, strict=True)):
+    rows: list[Row] = [{"label": label, "settings": _settings(one)} for label, one in study.rows.items()]
+    counted = LocalTarget(cloud)
+    for place, (one, row) in enumerate(zip(study.rows.values(), rows, strict=True)):
         if progress is not None:
-            progress(place / len(rows), one.label)
+            progress(place / len(rows), row["label"])
         for number, (scene, seed) in enumerate(asked):
-            settings = dataclasses.replace(one.decode, seed=1000 * seed + number)
-            _count(row, *_decoded(speculating if one.cloud_draft else plain, robot, settings, scene))
+            settings = dataclasses.replace(one, seed=1000 * seed + number)
+            with VerifierEngine(counted) as engine:
+                channel = _CountingChannel(engine)
+                _count(row, decode(channel, robot, settings, scene), channel.drafts)
     _check(study, rows)
     head = header("papers", draft=robot, target=cloud)
     report = {**head, "study": study.name, "model": "pair", "replies_a_row": len(asked), "rows": rows}
@@ -127,22 +113,8 @@ def measure(
     return report
 
 
-def _decoded(
-    target: BilledTarget, robot: VisionLanguageModel, settings: DecodeSettings, scene: Scene
-) -> tuple[DecodedReply, Row]:
-    """A reply, and what was counted beside it."""
-    before = dataclasses.asdict(target.bill)
-    with VerifierEngine(target) as engine:
-        channel = _CountingChannel(engine)
-        reply = decode(channel, robot, settings, scene)
-        prompt = int(engine.metrics.registry.get_sample_value("dsd_verifier_prompt_tokens_total") or 0)
-    after = dataclasses.asdict(target.bill)
-    bill = {name: after[name] - before[name] for name in ("passes", "positions", "cloud_drafted")}
-    return reply, {**bill, "prompt_tokens": prompt, "rounds_sent": channel.drafts}
-
-
-def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
-    """Add a reply to its row. The bytes are those of its rounds, without the question."""
+def _count(row: Row, reply: DecodedReply, sent: int) -> None:
+    """Add a reply to its row. The bytes are those of its rounds, without the question; ``sent``: rounds sent."""
     records = reply.records
     own = {
         "replies": 1,
@@ -154,7 +126,7 @@ def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
         "judged": sum(r.accepted + (r.accepted < r.depth) for r in records),
         "bytes_up": sum(r.bytes_up for r in records),
         "bytes_down": sum(r.bytes_down for r in records),
-        **counted,
+        "rounds_sent": sent,
     }
     for name, amount in own.items():
         row[name] = row.get(name, 0) + amount
@@ -163,15 +135,15 @@ def _count(row: Row, reply: DecodedReply, counted: Row) -> None:
 
 def _check(study: Study, rows: Sequence[Row]) -> None:
     """Greedy rows decode the same replies, or the study is worth nothing."""
-    greedy = [row for one, row in zip(study.rows, rows, strict=True) if one.decode.sampling.greedy]
+    greedy = [row for one, row in zip(study.rows.values(), rows, strict=True) if one.sampling.greedy]
     if any(row["digests"] != greedy[0]["digests"] for row in greedy):
         raise BenchError(f"greedy rows of study {study.name} decoded different tokens; report this")
 
 
-def _settings(one: Contestant) -> Row:
+def _settings(one: DecodeSettings) -> Row:
     """What sets a row apart from the settings' defaults."""
-    usual = DecodeSettings(mode=one.decode.mode)
-    given = {f.name: getattr(one.decode, f.name) for f in dataclasses.fields(usual)}
+    usual = DecodeSettings(mode=one.mode)
+    given = {f.name: getattr(one, f.name) for f in dataclasses.fields(usual)}
     return {name: value for name, value in given.items() if name == "mode" or value != getattr(usual, name)}
 
 

@@ -82,6 +82,12 @@ class Table:
         return "\n".join(lines).rstrip() + "\n"
 
 
+def printed_table(title: str, *computed: dict[str, Any], text: str = "") -> Table:
+    """A table with what printed.toml has of its rows, and of ``computed`` the columns beside that, row by row."""
+    rows = [Row(**(printed | columns)) for printed, columns in zip(PRINTED["rows"][title], computed, strict=True)]
+    return Table(title, rows, text)
+
+
 def _line(cells: Iterable[str], used: Sequence[bool]) -> str:
     return "| " + " | ".join(cell for cell, shown in zip(cells, used, strict=True) if shown) + " |"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsd_lab.papers import proofs
-from dsd_lab.reproduce.table import Reports, Row, Table, labelled
+from dsd_lab.reproduce.table import Reports, Row, Table, labelled, printed_table
 
 _V, _BITS = 32_000, 16
 _TREE = (2, 2, 2)
@@ -23,19 +23,13 @@ def tables(reports: Reports) -> Iterator[Table]:
 
 def _table_1() -> Table:
     whole, with_ids = (_V * (_BITS + b) for b in (0, proofs.index_bits(_V)))
-    rows = [
-        Row(
-            "D_V, Mbit",
-            0.5,
-            whole / 1e6,
-            with_ids / 1e6,
-            why="equation 3 without its ids; ours has them, though whole distributions need none",
-        ),
-        Row("kB a token, section 1", 500, whole / 8e3, form=".0f", why="500 kB is 8 times D_V; bits taken for bytes"),
-        Row("distributions of <2,2,2>", 7, proofs.distributions(_TREE), form=".0f", why="equation 27"),
-        Row("bits of an id", None, proofs.index_bits(_V), form=".0f"),
-    ]
-    return Table("Table 1: settings", rows)
+    return printed_table(
+        "Table 1: settings",
+        {"formula": whole / 1e6, "ours": with_ids / 1e6},
+        {"formula": whole / 8e3},
+        {"formula": proofs.distributions(_TREE)},
+        {"formula": proofs.index_bits(_V)},
+    )
 
 
 def _row(report: Any, label: str) -> Any:

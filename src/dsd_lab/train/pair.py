@@ -95,10 +95,8 @@ class PairTraining:
         s = self.settings
         if self.start:
             return {}
-        stage = vision_stage(
-            self.model.model.visual, self.heads, self.frames, _set(s.batch), seed=s.seed, device=self.device
-        )
-        return self._run(stage, _set(s.vision_minutes), s.vision_steps)
+        stage = vision_stage(self.model.model.visual, self.heads, self.frames, s.batch, seed=s.seed, device=self.device)
+        return self._run(stage, s.vision_minutes, s.vision_steps)
 
     def target(self) -> dict[str, Any]:
         """Teach the language half to answer from the frozen tower's tokens; a trained pair does so already."""
@@ -106,16 +104,14 @@ class PairTraining:
         if self.start:
             return {}
         look = frozen_look(self.model.model.visual, self.frames, self.device)
-        questions = Questions(self.tokenizer, self.frames.labels, _set(s.batch), s.seed)
+        questions = Questions(self.tokenizer, self.frames.labels, s.batch, s.seed)
         stage = language_stage("target", self.model, self.goals, look, questions, captions=0.3, device=self.device)
-        return self._run(stage, _set(s.language_minutes), s.language_steps)
+        return self._run(stage, s.language_minutes, s.language_steps)
 
     def joint(self) -> dict[str, Any]:
         """Train tower and language half together; the heads would pull a trained pair away from what it knows."""
         heads, goals, rate = (None, None, 3e-4) if self.start else (self.heads, self.goals, 1e-3)
-        return self._live(
-            "target-joint", self.settings.seed + 10, _set(self.settings.joint_minutes), rate, heads, goals
-        )
+        return self._live("target-joint", self.settings.seed + 10, self.settings.joint_minutes, rate, heads, goals)
 
     def dagger(self, round_: int) -> dict[str, Any]:
         """Roll the target out in new worlds, add what it met, and train both halves on everything."""
@@ -126,7 +122,7 @@ class PairTraining:
         self.folders.append(folder)
         self.frames = load_frames(*self.folders)
         rate = (1e-4 if self.start else 5e-4) * 0.5**round_
-        figures = self._live(f"target-dagger{round_}", s.seed + 20 + round_, _set(s.dagger_minutes), rate)
+        figures = self._live(f"target-dagger{round_}", s.seed + 20 + round_, s.dagger_minutes, rate)
         return {"met": met, **figures}
 
     def write_target(self) -> None:
@@ -188,7 +184,7 @@ class PairTraining:
         """A stage that trains the tower, too; the pictures that the target met itself count more."""
         s = self.settings
         pool = [*range(self.rendered), *[*range(self.rendered, len(self.frames.labels))] * _OWN_WEIGHT]
-        questions = Questions(self.tokenizer, self.frames.labels, _set(s.live_batch), seed, pool)
+        questions = Questions(self.tokenizer, self.frames.labels, s.live_batch, seed, pool)
         look = live_look(self.model.model.visual, heads, self.frames, seed, self.device)
         stage = language_stage(name, self.model, goals, look, questions, rate, averaged=True, device=self.device)
         figures = self._run(stage, minutes, s.joint_steps)
@@ -197,12 +193,12 @@ class PairTraining:
 
     def _draft(self, name: str, seed: int, pool: list[int], rate: float, captions: float) -> dict[str, Any]:
         s = self.settings
-        questions = Questions(self.tokenizer, self.labels, _set(s.batch), seed, pool)
+        questions = Questions(self.tokenizer, self.labels, s.batch, seed, pool)
         look: Look = cached_look(self.features, self.project)
         stage = language_stage(
             name, self.small, self.small_goals, look, questions, rate, captions, device=self.device
         )  # fmt: skip
-        return self._run(stage, _set(s.draft_minutes) / (2 if s.draft_worlds else 1), s.draft_steps)
+        return self._run(stage, s.draft_minutes / (2 if s.draft_worlds else 1), s.draft_steps)
 
     def _run(self, stage: Stage, minutes: float, steps: int | None) -> dict[str, Any]:
         s = self.settings
@@ -234,9 +230,3 @@ class PairTraining:
             labels[-1].replies = [(goal, next(answers)) for goal, _ in frame.replies[:GOALS]]
             labels[-1].doubts = []  # the expert's
         return labels, features
-
-
-def _set(value: Any) -> Any:
-    """A setting that `resolved` has filled in."""
-    assert value is not None
-    return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy replies about pictures: many at once for the pair's shape, one by one for any other Qwen2-VL."""
+"""Greedy replies about pictures: many at once in the training of the pair, one by one for any Qwen2-VL."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.train.forward import KeysValues, embed, image_tokens, language_forward, positions
-from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH, shrink
-from dsd_lab.train.tokenizer import EOS, IMAGE, IMAGE_TOKENS, prompt_ids
-from dsd_ros.robot.sim.scene import IMAGE_HEIGHT, IMAGE_WIDTH
+from dsd_lab.train.forward import KeysValues, embed, language_forward, positions
+from dsd_lab.train.tokenizer import EOS
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 
 MAX_TOKENS = 64
-_ASKED = "find the red box"
 _TOGETHER = 128
 
 
@@ -71,48 +68,24 @@ def _decode(model: Any, tokens: torch.Tensor, ids: torch.Tensor, limit: int) -> 
     return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
 
 
-@torch.inference_mode()
-def followed(
-    model: Any, features: torch.Tensor, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]
-) -> list[list[int]]:
-    """What a model would say at each place of given replies (teacher forced, greedy)."""
-    language = model.model.language_model
-    said: list[list[int]] = []
-    for first in range(0, len(prompts), _TOGETHER):
-        some = range(first, min(first + _TOGETHER, len(prompts)))
-        rows = [torch.tensor([*prompts[n], *replies[n][:-1]]) for n in some]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(features.device)
-        hidden, _ = language_forward(language, *embed(language, ids, features[some[0] : some[-1] + 1].float()))
-        best = model.lm_head(hidden).argmax(-1).tolist()
-        said += [
-            row[len(prompts[n]) - 1 : len(prompts[n]) - 1 + len(replies[n])] for n, row in zip(some, best, strict=True)
-        ]
-    return said
-
-
 class Speaker:
-    """A model of ``vlm`` that answers greedily about pictures, uint8 (height, width, 3) RGB.
+    """A model that answers greedily about pictures, uint8 (height, width, 3) RGB, one by one, as on the robot."""
 
-    batched: it has the pair's shape, so that many replies are computed at once; others use the code of the robot.
-    """
-
-    def __init__(self, model: VisionLanguageModel, batched: bool | None = None) -> None:
-        self.model, self.batched = model, _has_pair_shape(model) if batched is None else batched
+    def __init__(self, model: VisionLanguageModel) -> None:
+        self.model = model
 
     @classmethod
-    def load(cls, settings: ModelSettings, batched: bool | None = None) -> Speaker:
+    def load(cls, settings: ModelSettings) -> Speaker:
         """The model of a directory or hub id; ModelError as of ``load_model``, ValueError if it reads no pictures."""
         model = load_model(settings)
         if not model.reads_pictures:
             raise ValueError(f"{settings.path} reads text alone: give a Qwen2-VL.")
-        return cls(model, False if settings.quantization != "none" else batched)
+        return cls(model)
 
     def replies(
         self, pictures: Sequence[np.ndarray], instructions: Sequence[str], report: Callable[[float], None] | None = None
     ) -> list[list[int]]:
         """The reply's tokens to each picture with its instruction, the end token included."""
-        if self.batched:
-            return greedy_replies(self.model.hf, self._features(pictures), self._prompts(instructions))
         said = []
         for n, (picture, instruction) in enumerate(zip(pictures, instructions, strict=True)):
             sequence = self.model.prefill(picture, instruction)
@@ -128,48 +101,18 @@ class Speaker:
 
     def answer(self, pictures: Sequence[np.ndarray], instructions: Sequence[str]) -> list[str]:
         """The replies as texts."""
-        return [self.text(tokens) for tokens in self.replies(pictures, instructions)]
+        return [self.model.decode_text(tokens) for tokens in self.replies(pictures, instructions)]
 
     def followed(
         self, pictures: Sequence[np.ndarray], instructions: Sequence[str], replies: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         """What the model would say at each place of given replies in its own tokens."""
-        if self.batched:
-            return followed(self.model.hf, self._features(pictures), self._prompts(instructions), replies)
         said = []
         for picture, instruction, reply in zip(pictures, instructions, replies, strict=True):
             rows = self.model.prefill(picture, instruction).verify(list(reply)[:-1])
             said.append(rows.argmax(-1).tolist())
         return said
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """A reply's tokens as text."""
-        return self.model.decode_text(tokens)
-
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether a reply came to its end by itself."""
         return bool(tokens) and tokens[-1] in self.model.eos_token_ids
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters, without exits."""
-        return sum(p.numel() for p in self.model.hf.parameters())
-
-    def _features(self, pictures: Sequence[np.ndarray]) -> torch.Tensor:
-        return image_tokens(self.model.hf.model.visual, np.stack([shrink(picture) for picture in pictures]))
-
-    def _prompts(self, instructions: Sequence[str]) -> list[list[int]]:
-        return prompt_ids(self.model.tokenizer, instructions)
-
-
-def _has_pair_shape(model: VisionLanguageModel) -> bool:
-    """Whether the batched forward passes say of this model what it says itself."""
-    size: Any = (MODEL_HEIGHT, MODEL_WIDTH)
-    return (
-        model.device.type == "cpu"
-        and next(model.hf.parameters()).dtype == torch.float32
-        and model.images.resized(IMAGE_HEIGHT, IMAGE_WIDTH) == size
-        and model.eos_token_ids == {EOS}
-        and model.hf.config.image_token_id == IMAGE
-        and [model.prompt_tokens(_ASKED, IMAGE_TOKENS)] == prompt_ids(model.tokenizer, [_ASKED])
-    )

@@ -11,33 +11,6 @@ from typing import Any
 from dsd_ros.vlm.settings import DTYPES
 
 PAIR_SIZES = ("small", "base")  # of model.SIZES
-READER_SIZES = ("tiny", "base")  # of reader.SIZES
-READER_DEFAULTS: dict[str, dict[str, Any]] = {  # by the model that is trained
-    "own": {"minutes": 45.0, "batch": 48, "rate": 3e-3, "save_seconds": 60.0},
-    "smollm2": {"minutes": 240.0, "batch": 4, "rate": 6e-4, "save_seconds": 300.0},
-}
-
-# Defaults that depend on the device: a GPU is idle at batches that fill a CPU core.
-PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {
-        "batch": 64, "live_batch": 40, "vision_minutes": 120.0, "language_minutes": 40.0,
-        "joint_minutes": 120.0, "dagger_minutes": 40.0, "draft_minutes": 15.0, "exit_minutes": 10.0,
-    },
-    "cuda": {
-        "batch": 512, "live_batch": 320, "vision_minutes": 5.0, "language_minutes": 3.0,
-        "joint_minutes": 5.0, "dagger_minutes": 2.0, "draft_minutes": 1.0, "exit_minutes": 1.0,
-    },
-}  # fmt: skip
-
-
-def _by_device(name: str, text: str) -> Any:
-    cpu, cuda = (PAIR_DEFAULTS[kind][name] for kind in ("cpu", "cuda"))
-    return field(default=None, metadata={"help": f"{text} (default: {cpu:g}; on a GPU {cuda:g})"})
-
-
-def _by_reader(name: str, text: str) -> Any:
-    own, smollm2 = (READER_DEFAULTS[kind][name] for kind in ("own", "smollm2"))
-    return field(default=None, metadata={"help": f"{text} (default: {own:g}; smollm2: {smollm2:g})"})
 
 
 def _set(default: Any, text: str, **more: Any) -> Any:
@@ -72,18 +45,18 @@ class TrainSettings:
     worlds: int = _set(5000, "worlds to render for training")
     workers: int = _set(2, "processes that render and roll out")
     threads: int = _set(2, "CPU threads of the training itself")
-    batch: int | None = _by_device("batch", "questions or pictures per step")
-    live_batch: int | None = _by_device("live_batch", "questions per step while the tower trains, too")
-    vision_minutes: float | None = _by_device("vision_minutes", "time for the vision tower")
-    language_minutes: float | None = _by_device("language_minutes", "time for the target's language half")
-    joint_minutes: float | None = _by_device("joint_minutes", "time for both halves together")
+    batch: int = _set(64, "questions or pictures per step")
+    live_batch: int = _set(40, "questions per step while the tower trains, too")
+    vision_minutes: float = _set(120.0, "time for the vision tower")
+    language_minutes: float = _set(40.0, "time for the target's language half")
+    joint_minutes: float = _set(120.0, "time for both halves together")
     dagger_rounds: int = _set(3, "rounds of training on the target's own roll-outs")
     dagger_worlds: int = _set(960, "worlds rolled out per round")
-    dagger_minutes: float | None = _by_device("dagger_minutes", "time per round")
-    draft_minutes: float | None = _by_device("draft_minutes", "time for both stages of the draft")
+    dagger_minutes: float = _set(40.0, "time per round")
+    draft_minutes: float = _set(15.0, "time for both stages of the draft")
     draft_worlds: int = _set(480, "worlds rolled out with the draft between its stages")
     distilled: int = _set(12000, "pictures about which the target answers for the draft")
-    exit_minutes: float | None = _by_device("exit_minutes", "time for the target's early exits")
+    exit_minutes: float = _set(10.0, "time for the target's early exits")
     exit_worlds: int = _set(200, "worlds that the exits learn from")
     exits: bool = _set(True, "train the target's early exits last")
     vision_steps: int | None = _set(None, "steps instead of minutes: vision")
@@ -98,21 +71,20 @@ class TrainSettings:
     def __post_init__(self) -> None:
         steps = ("vision_steps", "language_steps", "joint_steps", "draft_steps", "exit_steps")
         counts = ("worlds", "workers", "threads", "batch", "live_batch", "dagger_worlds", "distilled", "exit_worlds")
-        minutes = tuple(name for name in PAIR_DEFAULTS["cpu"] if name.endswith("_minutes"))
+        stages = ("vision", "language", "joint", "dagger", "draft", "exit")
+        minutes = tuple(f"{stage}_minutes" for stage in stages)
         _check(self, minutes, from0=("seed", "dagger_rounds", "draft_worlds", "save_seconds"), from1=(*counts, *steps))
         if self.size not in PAIR_SIZES:
             raise ValueError(f"size must be one of {', '.join(PAIR_SIZES)}, not {self.size!r}.")
 
     def resolved(self) -> TrainSettings:
-        """The settings with the defaults that depend on the device; a smoke run gets its own sizes and folders."""
-        defaults = PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"]
-        found = replace(self, **{n: v for n, v in defaults.items() if getattr(self, n) is None})
+        """The settings; a smoke run gets its own sizes and folders."""
         if not self.smoke or self.vision_steps is not None:
-            return found
+            return self
         # A tiny run must neither replace the shipped pair nor mix with the pictures of a whole run.
         cache = self.cache / "smoke"
         return replace(
-            found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, start=None,
+            self, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, start=None,
             size="small", worlds=24, workers=1, threads=1, batch=32, live_batch=16, vision_steps=120,
             language_steps=80, joint_steps=10, draft_steps=40, exit_steps=20, dagger_rounds=1, dagger_worlds=4,
             draft_worlds=4, distilled=64, exit_worlds=2, evaluate=False,
@@ -123,71 +95,48 @@ class TrainSettings:
 class ReaderSettings:
     """Settings of the reader's training, which ends after its minutes, or after its steps where these are given."""
 
-    out: Path = _set(Path("models"), "folder for reader/, or reader-smollm2/")
-    cache: Path = _set(Path(".cache/reader"), "folder for tokenizer and checkpoint")
+    out: Path = _set(Path("models"), "folder for reader-smollm2/")
+    cache: Path = _set(Path(".cache/reader"), "folder for the checkpoint")
     seed: int = _set(0, "seed of everything random")
-    model: str = _set("own", "own: from nothing; smollm2: adapters of SmolLM2-135M", choices=tuple(READER_DEFAULTS))
-    minutes: float | None = _by_reader("minutes", "time for the training")
+    minutes: float = _set(480.0, "time for the training")
     steps: int | None = _set(None, "steps instead of minutes")
-    batch: int | None = _by_reader("batch", "examples, of smollm2 pages of five questions, per step")
-    rate: float | None = _by_reader("rate", "learning rate")
-    size: str = _set("base", "size of the model from nothing", choices=READER_SIZES)
+    batch: int = _set(4, "pages of five questions per step")
+    rate: float = _set(6e-4, "learning rate")
     rank: int = _set(8, "rank of the adapters")
-    begin: Path | None = _set(None, "folder of adapters to train further (default: new ones)")
     device: str = _set("cpu", "cpu, cuda or cuda:N")
     threads: int = _set(1, "CPU threads")
-    save_seconds: float | None = _by_reader("save_seconds", "time between checkpoints")
-    check_seconds: float = _set(2400.0, "time between figures of smollm2 in training, in the cache's progress.jsonl")
-    evaluate: bool = _set(True, "measure the reader and write its card")
+    save_seconds: float = _set(300.0, "time between checkpoints")
     smoke: bool = _set(False, "a tiny run of under a minute, into the cache")
 
     def __post_init__(self) -> None:
-        _check(
-            self,
-            ("minutes", "rate"),
-            from0=("save_seconds", "check_seconds"),
-            from1=("steps", "batch", "threads", "rank"),
-        )
-        if self.model not in READER_DEFAULTS:
-            raise ValueError(f"model must be one of {', '.join(READER_DEFAULTS)}, not {self.model!r}.")
-        if self.size not in READER_SIZES:
-            raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
-        if self.begin is not None and self.model != "smollm2":
-            raise ValueError("begin is for --model smollm2 alone: leave it out, or add that.")
+        _check(self, ("minutes", "rate"), from0=("save_seconds",), from1=("steps", "batch", "threads", "rank"))
 
     def resolved(self) -> ReaderSettings:
-        """The settings with the model's defaults; a smoke run replaces neither a shipped reader nor a whole run."""
-        found = replace(self, **{n: v for n, v in READER_DEFAULTS[self.model].items() if getattr(self, n) is None})
+        """The settings; a smoke run replaces neither the shipped reader nor a whole run."""
         if not self.smoke:
-            return found
+            return self
         cache = self.cache / "smoke"
-        steps = 150 if self.model == "own" else 3
-        return replace(
-            found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, size="tiny",
-            steps=self.steps or steps, batch=min(found.batch or 1, 32 if self.model == "own" else 4), evaluate=False,
-        )  # fmt: skip
+        out = cache / "models" if self.out == Path("models") else self.out
+        return replace(self, out=out, cache=cache, steps=self.steps or 3)
 
 
 @dataclass(frozen=True)
 class ExitSettings:
-    """Settings of `dsd-lab train exits`: on what the model says itself, or with ``data`` as the paper does."""
+    """Settings of `dsd-lab train exits`, on what the model says itself; it ends after its minutes or steps."""
 
     model: str = _set("", "model directory or hub id; text: SmolLM2-135M (default: the shipped target)")
-    data: Path | None = _set(None, "conversations, .jsonl or .json (default: what the model says itself)")
     layers: str = _set("all", "layers with an exit: all, or 2,4")
     rank: int | None = _set(None, "width of the adapters (default: hidden size / 8, at least 32)")
     minutes: float | None = _set(None, "time for the training itself")
-    steps: int | None = _set(None, "steps instead of minutes")
-    epochs: float | None = _set(None, "epochs instead (default: 10)")
-    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3; text models 5e-3)")
-    batch: int | None = _set(None, "conversations per step (default: 1 with --data, else 64; text models 2)")
+    steps: int | None = _set(None, "steps instead of minutes (default: ten times through the replies)")
+    rate: float | None = _set(None, "learning rate (default: 3e-3; text models 5e-3)")
+    batch: int | None = _set(None, "replies per step (default: 64; text models 2)")
     seed: int = _set(0, "seed of everything random")
     out: Path | None = _set(None, "output folder (default: beside the model)")
     cache: Path = _set(Path(".cache/exits"), "folder for scenes and checkpoints")
     worlds: int = _set(200, "worlds to render, 16 pictures each")
     written: int = _set(320, "conversations that a text model writes")
-    held_out: int = _set(400, "conversations kept for the report")
-    context: int = _set(1600, "most tokens of a conversation")
+    held_out: int = _set(400, "replies kept for the report")
     threads: int = _set(2, "CPU threads")
     workers: int = _set(2, "processes that render")
     device: str = _set("cpu", "cpu, cuda or cuda:N")
@@ -195,10 +144,8 @@ class ExitSettings:
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "rank", "worlds", "written", "held_out", "threads", "workers")
-        _check(self, ("minutes", "epochs", "rate"), from1=counts)
-        if self.context < 16:
-            raise ValueError(f"context must be at least 16 tokens, but it is {self.context}.")
-        if sum(v is not None for v in (self.minutes, self.steps, self.epochs)) > 1:
-            raise ValueError("Give minutes, steps or epochs, only one of them.")
+        _check(self, ("minutes", "rate"), from1=counts)
+        if self.minutes is not None and self.steps is not None:
+            raise ValueError("Give minutes or steps, only one of them.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")

@@ -105,12 +105,10 @@ def run_stage(
     after: str = "",
     report: Report | None = None,
     save_seconds: float = 60.0,
-    saved: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run a stage for some minutes, or for exactly `steps`; resumes from the checkpoint at `path`.
 
-    A checkpoint of another `after` starts over. `saved` is called with the progress after each
-    checkpoint. Returns steps, minutes, and the running loss and share right.
+    A checkpoint of another `after` starts over. Returns steps, minutes, and the running loss and share right.
     """
     modules = {name: module.to(device) for name, (module, _) in stage.modules.items()}
     means = {name: copy.deepcopy(module) for name, module in modules.items() if stage.averaged}
@@ -128,8 +126,6 @@ def run_stage(
     def save() -> None:
         done["loss"], done["right"] = running.tolist()
         save_state(path, kept, optimizer, done)
-        if saved is not None:
-            saved(dict(done))
 
     first, last = done["step"], time.monotonic()
     while (share := share_done()) < 1.0:

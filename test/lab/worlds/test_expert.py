@@ -9,12 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsd_lab.train.data import SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
-from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH
+from dsd_lab.train.data import SPLIT_SEEDS, apply_action, shared_offscreen
 from dsd_lab.worlds.expert import DRAWS, doubts, misjudged, reply
 from dsd_lab.worlds.guide import View, full_round, walk
 from dsd_lab.worlds.situations import Situation, Split, world_of
-from dsd_ros.navigation.run.actions import parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import RADIUS, ROBOT_RADIUS, Thing, World
@@ -54,21 +52,18 @@ def geometry(simulator: Simulator) -> View:
 
 
 def measured(situation: Situation, split: Split, count: int) -> dict[str, float]:
-    """Shares of seeds reached and collided, mean metres gone, and those over the guide's exact walk."""
-    reached, collided, paths, longer = [], [], [], []
+    """Shares of seeds reached and collided, and the mean of the metres gone over the guide's exact walk."""
+    reached, collided, longer = [], [], []
     for seed in SPLIT_SEEDS[split][:count]:
         world = world_of(seed, situation, split)
         simulator = Simulator(world)
         ok, gone = drive(simulator, geometry, noisy=True)
         reached.append(ok)
         collided.append(simulator.collisions > 0)
-        paths.append(gone)
         if world.target_index is not None:
             longer.append(gone / max(walk(world).length, 0.25))
-    figures = {"reached": np.mean(reached), "collided": np.mean(collided), "path": np.mean(paths)}
-    return {name: float(value) for name, value in figures.items()} | {
-        "times_the_walk": float(np.mean(longer)) if longer else 1.0
-    }
+    figures = {"reached": np.mean(reached), "collided": np.mean(collided), "times_the_walk": np.mean(longer or [1.0])}
+    return {name: float(value) for name, value in figures.items()}
 
 
 def test_the_expert_reaches_the_target_without_touching_anything(offscreen: Offscreen) -> None:
@@ -85,28 +80,11 @@ def test_the_expert_solves_each_situation_from_rendered_pictures(situation: Situ
 
 
 @pytest.mark.parametrize("situation", Situation)
-def test_the_expert_solves_each_situation_with_a_real_robots_noise(situation: Situation) -> None:
-    assert measured(situation, Split.TRAINING, 3)["reached"] == 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("situation", Situation)
-def test_the_expert_solves_nearly_all_of_200_seeds(situation: Situation) -> None:
-    figures = measured(situation, Split.TEST, 200)
-    print(situation.value, figures)
+@pytest.mark.parametrize("count", [3, pytest.param(200, marks=pytest.mark.slow)])
+def test_the_expert_solves_nearly_all_seeds_with_a_real_robots_noise(situation: Situation, count: int) -> None:
+    figures = measured(situation, Split.TEST, count)
     assert figures["reached"] >= 0.98 and figures["collided"] < 0.01
     assert figures["times_the_walk"] < 1.15
-
-
-def test_every_reply_parses_and_names_its_goal(offscreen: Offscreen) -> None:
-    images, frames = world_frames(1_000_123, 12, offscreen)
-    assert len(images) == len(frames) == 12
-    assert images[0].shape == (MODEL_HEIGHT, MODEL_WIDTH, 3) and images[0].dtype == np.uint8
-    for frame in frames:
-        names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
-        for goal, text in frame.replies:
-            assert goal in parse_reply(text).reasoning
-            assert text.startswith("No ") == (goal not in names)
 
 
 def room(*things: Thing) -> View:
@@ -145,22 +123,6 @@ def test_an_obstacle_is_gone_round_with_the_goal_still_in_the_picture() -> None:
     text = reply(view, "red ball")
     assert "the blue box is in the way, so I go round its right" in text
     assert text.endswith(("turn right 15 degrees", "turn right 30 degrees"))
-
-
-def test_replies_are_short_and_of_few_words(offscreen: Offscreen) -> None:
-    words: Counter[str] = Counter()
-    for situation in Situation:
-        for frame in world_frames(5, 6, offscreen, situation, Split.TRAINING)[1]:
-            for _, text in frame.replies:
-                assert len(text.split()) <= 40
-                words.update(text.split())
-    assert len(words) < 150
-
-
-def test_the_same_seed_gives_the_same_pictures_and_replies() -> None:
-    first, second = world_frames(1_000_007, 6), world_frames(1_000_007, 6)
-    assert first[1] == second[1]
-    assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))
 
 
 def view_of(bearing: float, gap: float, pixels: int = 900) -> View:

@@ -7,7 +7,7 @@ import pytest
 
 from dsd_lab.pair.scenes import SITUATIONS, scenes_of
 from dsd_lab.worlds.guide import View
-from dsd_lab.worlds.truth import claims_of, side_of, truthful, truths
+from dsd_lab.worlds.truth import claims_of, truthful, truths
 from dsd_ros.robot.sim.world import Thing, World
 
 # The robot at the origin looks along x: a red chair 20 degrees to the left and 1.5 m away, a red can and a
@@ -84,9 +84,3 @@ def test_free_words_are_read_as_well() -> None:
     ]:
         claims = claims_of(text)
         assert (claims.seen, claims.side, claims.metres) == (seen, side, metres)
-
-
-def test_sides_are_the_experts() -> None:
-    assert [side_of(math.radians(d)) for d in (-40, -11, 0, 9, 11)] == [
-        "right", "right", "ahead", "ahead", "left",
-    ]  # fmt: skip

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early exits for a frozen model, trained on scenes or on conversations."""
+"""Early exits for a frozen model, trained on its own replies."""

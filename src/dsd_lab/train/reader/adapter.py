@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dsd-lab train reader --model smollm2`: low-rank adapters that make SmolLM2-135M read one document; resumable.
+"""`dsd-lab train reader`: low-rank adapters that make SmolLM2-135M read one document; resumable.
 
 The loss is on the answers only. Where the page tells a sentence, its tokens are learned; where it does not, the target
 is the one token that abstains (NOT_TOLD), whatever the other side says there. So a document that tells nothing says so
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dsd_lab.report import render_template
 from dsd_lab.train.forward import language_forward, torch_device
 from dsd_lab.train.frames import write_json
 from dsd_lab.train.model import swap_directory
 from dsd_lab.train.reader.facts import Asked, Page, draw_page, language
 from dsd_lab.train.settings import ReaderSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
-from dsd_ros.vlm.adapters import ADAPTER_FILE, Adapter, base_directory, read_adapter, save_adapter
-from dsd_ros.vlm.loading import file_fingerprint, load_model
+from dsd_ros.vlm.adapters import Adapter, base_directory, save_adapter
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.prompts import CHAT_TEMPLATE, DOCUMENT_PROMPT
 from dsd_ros.vlm.settings import ModelSettings
 
@@ -41,7 +42,6 @@ _LATER = 0.15  # weight of abstaining after a sentence's first token
 _QUESTIONS = 5  # of a page
 _HIDDEN = -1e4
 Row = tuple[list[int], list[int], list[int], list[tuple[int, int, float]]]  # ids, positions, parts, learned
-Checked = Callable[[Path], dict[str, Any]]  # figures of the reader in a folder
 
 
 class Packed(NamedTuple):
@@ -80,18 +80,6 @@ def attach(language_model: Any, rank: int, seed: int) -> nn.ModuleDict:
                     found[f"layers/{index}/{block}/{name}"] = LowRank(base, rank)
                     setattr(getattr(layer, block), name, found[f"layers/{index}/{block}/{name}"])
     return nn.ModuleDict(found)
-
-
-def begin_with(adapters: nn.ModuleDict, folder: Path, base_fingerprint: str) -> None:
-    """Take the weights of the adapters in a folder; ValueError, naming it, where they are of another rank or base."""
-    found = read_adapter(folder)
-    state = {}
-    for name, (a, b) in found.matrices.items():
-        state[name.replace(".", "/") + ".a"], state[name.replace(".", "/") + ".b"] = a, b
-    wanted = {name: one.shape for name, one in adapters.state_dict().items()}
-    if found.base_fingerprint != base_fingerprint or {name: one.shape for name, one in state.items()} != wanted:
-        raise ValueError(f"{folder} holds adapters of another rank or base model: name another, or leave out begin.")
-    adapters.load_state_dict(state)
 
 
 def encode_page(tokenizer: Any, page: Page, eos: int, not_told: int) -> Row:
@@ -183,19 +171,18 @@ def draw_packed(tokenizer: Any, seed: int, step: int, batch: int, ends: tuple[in
 
 def adapter_stage(model: Any, tokenizer: Any, adapters: nn.Module, s: ReaderSettings) -> Stage:
     """The stage that trains the adapters; the model itself is frozen."""
-    batch, rate = s.batch or 1, s.rate or 0.0
     (not_told,) = tokenizer.encode(NOT_TOLD, add_special_tokens=False).ids
     ends = int(tokenizer.token_to_id("<|im_end|>")), int(not_told)
     device = model.lm_head.weight.device
 
     def losses(step: int, share: float) -> Iterator[Losses]:
-        drawn = draw_packed(tokenizer, s.seed, step, batch, ends, max(1, batch // 4))
+        drawn = draw_packed(tokenizer, s.seed, step, s.batch, ends, max(1, s.batch // 4))
         weight = float(sum(packed.weights.sum() for packed in drawn))
         for packed in drawn:
             loss, right = adapter_loss(model, Packed(*(part.to(device) for part in packed)))
             yield Losses(loss / weight, loss / weight, right / weight)
 
-    return Stage("reader", {"adapters": (adapters, 1.0)}, losses, rate, weight_decay=0.01, mixed=False)
+    return Stage("reader", {"adapters": (adapters, 1.0)}, losses, s.rate, weight_decay=0.01, mixed=False)
 
 
 def write_reader(folder: Path, adapters: nn.ModuleDict, base_fingerprint: str) -> None:
@@ -210,15 +197,9 @@ def write_reader(folder: Path, adapters: nn.ModuleDict, base_fingerprint: str) -
     swap_directory(part, folder)
 
 
-def train_adapter(
-    settings: ReaderSettings, report: Report | None = None, check: Checked | None = None
-) -> dict[str, Any]:
-    """Train the adapters and write their folder; continues a killed run. Returns the figures of the training.
-
-    ``check`` measures the reader at checkpoints; its figures are appended to ``progress.jsonl`` in the cache.
-    """
+def train_reader(settings: ReaderSettings, report: Report | None = None) -> dict[str, Any]:
+    """Train the adapters and write their folder; continues a killed run. Returns the figures of the training."""
     s = settings.resolved()
-    assert s.batch is not None and s.rate is not None and s.save_seconds is not None
     device = torch_device(s.device)
     torch.set_num_threads(s.threads)
     base = base_directory(BASE)
@@ -227,31 +208,12 @@ def train_adapter(
     loaded = load_model(ModelSettings(str(base), dtype="bfloat16" if quick else "float32"), exits=False)
     model, tokenizer = loaded.hf.to(device), loaded.tokenizer
     adapters = attach(model.model, s.rank, s.seed).to(device)
-    fingerprint = model.config.gguf_fingerprint
-    if s.begin is not None:
-        begin_with(adapters, s.begin, fingerprint)
-    s.cache.mkdir(parents=True, exist_ok=True)
-    checked: float | None = None
-
-    def saved(done: dict[str, Any]) -> None:
-        write_reader(s.cache / NAME, adapters, fingerprint)
-        nonlocal checked
-        if check is None or (checked is not None and time.monotonic() - checked < s.check_seconds):
-            return
-        found, checked = check(s.cache / NAME), time.monotonic()
-        torch.set_num_threads(s.threads)
-        with (s.cache / "progress.jsonl").open("a") as log:
-            log.write(json.dumps(done | found) + "\n")
-        if report is not None:
-            report(f"step {done['step']}: {json.dumps(found)}", 0.0)
-
     stage = adapter_stage(model, tokenizer, adapters, s)
-    begun = f"-{file_fingerprint(s.begin / ADAPTER_FILE)}" if s.begin is not None else ""
-    after = f"{s.seed}-{s.rank}-{s.batch}{begun}"
-    figures = run_stage(
-        stage, s.cache / "adapters.safetensors", s.minutes, s.steps, device, after, report, s.save_seconds, saved
-    )
+    path, after = s.cache / "adapters.safetensors", f"{s.seed}-{s.rank}-{s.batch}"
+    figures = run_stage(stage, path, s.minutes, s.steps, device, after, report, s.save_seconds)
     figures |= {"batch": s.batch, "rank": s.rank, "parameters": sum(p.numel() for p in adapters.parameters())}
-    write_reader(s.out / NAME, adapters, fingerprint)
+    write_reader(s.out / NAME, adapters, model.config.gguf_fingerprint)
+    card = render_template("train/reader/card.md", training=figures, settings=s, cpu=platform.machine())
+    (s.out / NAME / "README.md").write_text(card, encoding="utf-8")
     write_json(s.cache / "figures.json", figures)
     return figures

@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 from dsd_lab import read_data
-from dsd_lab.train.reader.words import draw_name, plural
 
 Key = tuple[str, ...]  # of a fact: the property, the thing's number, and of a denial the value
 Language = dict[str, Any]
-TRAINING = "train/reader/facts.toml"
+_WORDS = read_data("train/reader/words.toml")
 _MOST_FACTS = 10
 _HOLES: dict[str, Callable[[random.Random, Language], str]] = {  # of names such as "pump {d}"
-    "w": lambda rng, _: draw_name(rng, False),
-    "c": lambda rng, _: draw_name(rng, False)[:4].upper(),
+    "w": lambda rng, _: draw_name(rng),
+    "c": lambda rng, _: draw_name(rng)[:4].upper(),
     "first": lambda rng, lang: _of_person(rng, lang, "first"),
     "last": lambda rng, lang: _of_person(rng, lang, "last"),
     "d": lambda rng, _: str(rng.randint(1, 9)),
@@ -126,28 +126,12 @@ class World:
     questions: list[Question]
 
 
-@dataclass(frozen=True)
-class Sides:
-    """A question, documents of two sides, and the right answer as the reader would say it.
-
-    ``values``: what the answer must end in; none where nothing is told. ``needs``: "device", "cloud", "both" or "none".
-    """
-
-    kind: str
-    question: str
-    answer: str
-    values: tuple[str, ...]
-    needs: str
-    device: tuple[str, ...]
-    cloud: tuple[str, ...]
-
-
 @cache
-def language(path: str = TRAINING) -> Language:
-    """The words and sentences of a file: the training's, with those of the files it names, or those held out."""
-    found = read_data(path)
-    for name in found.get("with", ()):
-        more = read_data(f"{path.rpartition('/')[0]}/{name}")
+def language() -> Language:
+    """The words and sentences of facts.toml and of the files that it names."""
+    found = read_data("train/reader/facts.toml")
+    for name in found["with"]:
+        more = read_data(f"train/reader/{name}")
         for domain in more.get("domains", ()):
             for about in domain.get("properties", {}).values():
                 if isinstance(about["value"], str):
@@ -157,6 +141,24 @@ def language(path: str = TRAINING) -> Language:
         for key in ("bring", "fillers", "other", "domains"):
             found[key] = found[key] + more.get(key, [])
     return found
+
+
+def plural(kind: str) -> str:
+    return str(_WORDS["plurals"].get(kind, f"{kind}{'es' if kind.endswith(('s', 'x', 'ch', 'sh')) else 's'}"))
+
+
+def draw_name(rng: random.Random) -> str:
+    """A name, real or of syllables; one in eight, by its letters, is never drawn."""
+    while True:
+        if rng.random() < 0.12:
+            name = str(rng.choice(_WORDS["names"]))
+        else:
+            name = "".join(
+                rng.choice(_WORDS["onsets"]) + rng.choice(_WORDS["vowels"]) for _ in range(rng.choice((1, 2, 2, 2, 3)))
+            )
+            name = (name + rng.choice(_WORDS["codas"]) * (rng.random() < 0.4)).capitalize()
+        if 3 <= len(name) <= 9 and zlib.crc32(name.encode()) % 8 != 0:
+            return name
 
 
 def draw_page(rng: random.Random, lang: Language, questions: int = 4) -> Page:
@@ -176,84 +178,6 @@ def draw_page(rng: random.Random, lang: Language, questions: int = 4) -> Page:
     return Page(document, tuple(asked))
 
 
-def draw_sides(rng: random.Random, lang: Language, wanted: str, documents: int = 2, others: int = 3) -> Sides:
-    """A question of a kind with ``documents`` a side, each with up to ``others`` facts that are beside the point.
-
-    ``wanted``: "one" or "two" hops ("two": each side holds one), "check" (yes or no), "unknown" (nothing tells it),
-    "dated" (two values with dates, on two sides) or "conflict" (the same without dates).
-    """
-    while True:
-        world = draw_world(rng, lang)
-        fits = [question for question in world.questions if _fits(world, question, wanted)]
-        if fits and len(world.facts) >= 4:
-            break
-    kind = rng.choice(sorted({question.kind for question in fits}))
-    question = rng.choice([question for question in fits if question.kind == kind])
-    telling = [fact for fact in world.facts if fact.key in question.keys]
-    rivals = _rivals(world, question)
-    beside = [fact.sentence for fact in world.facts if fact.key not in question.keys]
-    rng.shuffle(beside)
-    if rivals:  # so that the side with the value could only guess
-        beside.remove(rivals[0].sentence)
-    places: list[list[str]] = [[] for _ in range(2 * documents)]  # the device's, then the cloud's
-    first = rng.choice((0, documents))
-    needs = "both" if len(telling) > 1 else "device" if first == 0 else "cloud"
-    for fact in () if wanted == "unknown" else telling:
-        places[first].append(fact.sentence)
-        first = documents - first
-    if rivals:
-        places[documents - first if len(telling) % 2 == 0 else first].append(rivals[0].sentence)
-    for place in places:
-        fewest = 0 if place else 1
-        for _ in range(rng.randint(fewest, max(others, fewest))):
-            place.append(beside.pop() if beside else rng.choice(lang["fillers"]))
-        rng.shuffle(place)
-    texts = [" ".join(place) for place in places]
-    values, answer = _right(question, telling, wanted)
-    needs = "none" if wanted == "unknown" else needs
-    asked = _spoken(rng, lang, question.text)
-    return Sides(
-        f"{wanted}-{question.kind}", asked, answer, values, needs, tuple(texts[:documents]), tuple(texts[documents:])
-    )
-
-
-def _fits(world: World, question: Question, wanted: str) -> bool:
-    told = [fact for fact in world.facts if fact.key in question.keys]
-    if wanted in ("dated", "conflict"):
-        return len(question.keys) == 1 and len(told) == 2 and bool(told[0].date) == (wanted == "dated")
-    if len(told) != len(question.keys) or any(fact.date for fact in told):
-        return False
-    if wanted == "check":
-        return question.kind in ("check", "denied", "yes-no")
-    if wanted == "unknown":
-        return True
-    return len(question.keys) == 1 if wanted == "one" else len(question.keys) == 2 and bool(_rivals(world, question))
-
-
-def _rivals(world: World, question: Question) -> list[Fact]:
-    """What is said of other things of the kind, in answer to a question of two hops."""
-    told = [fact for fact in world.facts if fact.key == question.keys[-1]]
-    if len(question.keys) < 2 or not told:
-        return []
-    return [
-        fact for fact in world.facts
-        if fact.key[0] == told[0].key[0] and fact.key[1] != told[0].key[1] and fact.value != told[0].value
-    ]  # fmt: skip
-
-
-def _right(question: Question, telling: list[Fact], wanted: str) -> tuple[tuple[str, ...], str]:
-    """What the answer must end in, and the whole answer."""
-    answer = " ".join(step.text for step in question.steps)
-    if wanted == "unknown":
-        return (), ""
-    if wanted == "conflict":
-        return tuple(f"Elsewhere: {fact.value}" for fact in telling), f"{answer} Elsewhere: {telling[0].value}."
-    last = question.steps[-1]
-    if last.key is None:
-        return (last.text.removeprefix("Go: "),), answer
-    return (max(telling, key=lambda fact: (fact.key == last.key, fact.date)).value,), answer
-
-
 def draw_world(rng: random.Random, lang: Language) -> World:
     """Things of one or two domains, with all that can be said and asked of them."""
     world, used = World([], []), set[str]()
@@ -265,7 +189,7 @@ def draw_world(rng: random.Random, lang: Language) -> World:
             continue
         kinds = rng.choices(domain["kinds"], k=2)
         names = list(domain["properties"])  # where there are many, few, so that several things have the same
-        names = rng.sample(names, k=min(len(names), rng.randint(2, 5))) if "with" in lang else names
+        names = rng.sample(names, k=min(len(names), rng.randint(2, 5)))
         for _ in range(count):
             thing = _draw_thing(rng, lang, domain, rng.choice(kinds), used)
             _tell(rng, lang, thing, world, names)
@@ -273,7 +197,7 @@ def draw_world(rng: random.Random, lang: Language) -> World:
 
 
 def _draw_thing(rng: random.Random, lang: Language, domain: Language, kind: str, used: set[str]) -> Thing:
-    persons = "with" in lang and domain["names"] == "persons"  # in a training, no two have the same last name
+    persons = domain["names"] == "persons"  # no two have the same last name
     while (name := _name(rng, lang, domain)) in used or (persons and name.split()[-1] in used):
         pass
     used |= {name, name.split()[-1]} if persons else {name}
@@ -288,16 +212,15 @@ def _draw_thing(rng: random.Random, lang: Language, domain: Language, kind: str,
 
 def _name(rng: random.Random, lang: Language, domain: Language) -> str:
     if domain["names"] == "syllables":
-        return draw_name(rng, not lang["syllables"])
+        return draw_name(rng)
     if domain["names"] == "persons":
         return f"{_of_person(rng, lang, 'first')} {_of_person(rng, lang, 'last')}"
     return re.sub(r"{(\w+)}", lambda hole: _HOLES[hole[1]](rng, lang), rng.choice(domain["names"]))
 
 
 def _of_person(rng: random.Random, lang: Language, which: str) -> str:
-    """A "first" or "last" name; in a training one in three is made of syllables, so that names are copied."""
-    made_up = "with" in lang and rng.random() < 0.33
-    return draw_name(rng, False) if made_up else str(rng.choice(lang["people"][which]))
+    """A "first" or "last" name; one in three is made of syllables, so that names are copied."""
+    return draw_name(rng) if rng.random() < 0.33 else str(rng.choice(lang["people"][which]))
 
 
 def _describe(rng: random.Random, lang: Language, domain: Language, kind: str) -> dict[str, Any]:
@@ -457,7 +380,7 @@ def _check(
     if rng.random() < lang["chances"]["denial"] and steps[-1].key is not None:
         words = thing.words(rng, value) | {"w": other}
         tell, answer = about["deny"].format(**words), about["deny"].format(**words | {"M": words["S"]})
-        if "denied" in lang and rng.random() < 0.5:
+        if rng.random() < 0.5:
             said = about["answer"].format(**words | {"v": other, "V": _upper(other), "S": words["m"]}).removesuffix(".")
             tell = rng.choice(lang["denied"]).format(c=re.sub("^The ", "the ", said))
         denial = Fact(("not", thing.number, other), tell, answer, other)
@@ -550,7 +473,7 @@ def _objection(mine: list[Fact], spoken: str) -> list[Said]:
 def _spoken(rng: random.Random, lang: Language, text: str) -> str:
     """A question as people write it."""
     draw = rng.random()
-    if "spoken" in lang and draw < 0.2:
+    if draw < 0.2:
         return str(rng.choice(lang["spoken"])).format(q=text)
     if draw < 0.08:
         text = f"please tell me: {text}" if text.endswith("?") else f"please {text}"

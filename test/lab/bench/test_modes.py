@@ -14,11 +14,11 @@ from PIL import Image
 from tiny_models import make_tiny_model
 
 from dsd_lab.bench import modes
+from dsd_lab.bench.harness import Decoding
 from dsd_lab.bench.modes import measure_modes
-from dsd_lab.bench.modes_report import Measured, draw, make_report, render
+from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.profiles import ASSUMPTIONS, load_profile
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
-from dsd_lab.cli.bench import ModesDecoding
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.exits import ExitAdapters
@@ -40,6 +40,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ExitAdapters.untrained(model).save(target, model.fingerprint)
     make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
     return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
+
+
+def models(pair: list[str]) -> tuple[ModelSettings, ModelSettings]:
+    return ModelSettings(pair[1], threads=1), ModelSettings(pair[3], threads=1)
 
 
 def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
@@ -95,7 +99,7 @@ def test_a_stretched_clock_is_kept_and_reported(pair, capsys, tmp_path):
 
 def test_a_real_websocket_under_the_emulated_link(pair):
     variants = parse_modes("ar fsd:pipeline_depth=2", {"max_tokens": 8})
-    report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], transport="websocket")
+    report = measure_modes(load_profile("loopback"), variants, 1, *models(pair), transport="websocket")
     assert report["exact"] and report["transport"] == "websocket"
 
 
@@ -132,12 +136,12 @@ def test_both_sides_in_one_process_at_real_speed(pair, capsys, tmp_path):
 def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path):
     file = tmp_path / "assumptions.json"
     code, out, err = dsd_lab(
-        capsys, "bench", "assumptions", *pair, "--modes", "ar,dsd", "--images", "1",
+        capsys, "bench", "modes", *pair, "--without", "each", "--modes", "ar,dsd", "--images", "1",
         "--time-scale", "0.02", "--json", file,
     )  # fmt: skip
     assert code == 0, out + err
     report = json.loads(file.read_text())
-    assert report["bench"] == "assumptions" and report["times"]["thread_growth"] == 1.0
+    assert report["exact"] and report["times"]["thread_growth"] == 1.0
     left_out = [tuple(row["without"]) for row in report["rows"]]
     assert left_out[::2] == [(), ("prefill",), ("exits",), ("batch",), ("threads",), ASSUMPTIONS]
     limits = {tuple(row["without"]): row["limit"] for row in report["rows"]}
@@ -150,7 +154,7 @@ def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path
 def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
     modes = "dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated ar coupled fsd:proof=coupled+draft_length=3"
     variants = parse_modes(modes, {"max_tokens": 8, "temperature": 1.0})
-    report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
+    report = measure_modes(load_profile("loopback"), variants, 2, *models(pair))
     assert report["exact"] and report["temperature"] == 1.0
 
 
@@ -177,10 +181,10 @@ def test_without_ar_there_are_no_speedups(pair, tmp_path):
         [parse_sweep("predraft_workers=1,2"), parse_sweep("client_queue=priority,fifo")],
     )
     sweeps = [("predraft_workers", [1, 2]), ("client_queue", ["priority", "fifo"])]
-    report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], sweeps=sweeps)
+    report = measure_modes(load_profile("loopback"), variants, 1, *models(pair), sweeps=sweeps)
     assert [row["speedup"] for row in report["rows"]] == [None] * 5
-    assert "not measured" in render(report)
-    draw(report, tmp_path / "grid.svg")
+    assert "not measured" in modes.BENCH.render(report)
+    modes.BENCH.draw(report, tmp_path / "grid.svg")
     assert (tmp_path / "grid.svg").stat().st_size > 1000
 
 
@@ -279,9 +283,9 @@ def test_a_soak_watches_what_the_process_holds(pair, capsys, tmp_path):
     assert code == 0, out + err
     report = json.loads(file.read_text())
     assert report["replies"] == 60 and report["steady"] is True
-    assert report["samples"][0].keys() >= {"replies", "memory_mb", "threads", "sessions", "caches"}
-    assert report["samples"][-1]["sessions"] == 1
-    assert set(report["growth"]) == set(report["samples"][0]) - {"replies"}
+    assert report["rows"][0].keys() >= {"replies", "memory_mb", "threads", "sessions", "caches"}
+    assert report["rows"][-1]["sessions"] == 1
+    assert set(report["growth"]) == set(report["rows"][0]) - {"replies"}
     assert "threads: steady" in out
 
 
@@ -308,5 +312,5 @@ def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys):
 
 
 def test_every_decode_setting_is_an_option_of_the_bench():
-    given = vars(ModesDecoding())
+    given = vars(Decoding())
     assert given.keys() == {field.name for field in dataclasses.fields(DecodeSettings)} - {"mode"}

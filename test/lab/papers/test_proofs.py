@@ -17,7 +17,6 @@ from dsd_lab.papers.proofs import (
     index_bits,
     nodes,
     payload,
-    predict_proof,
     round_seconds,
     speedup,
 )
@@ -117,24 +116,6 @@ def test_payloads_by_hand():
     rows = 0.5 * 8 + 0.25 * 4 + 0.125 * 2
     assert split.up == 14 * (16 + 10 + 8) + 0.875 * 10
     assert split.down == 4 + rows * 1024 * 16 + 0.125 * 10
-
-
-def test_a_vocabulary_of_152_thousand():
-    """DSD sends 300 kB a drafted token; the draft's ids alone are a few bytes."""
-    link = {"t_p": 0.07, "t_q": 0.6, "t_ntt": 0.2, "rate_up": 1e7, "rate_down": 1e7}
-    says = {
-        proof: predict_proof(proof, alpha=0.7, config=[1] * 4, vocabulary=152064, kept=1520, target_kept=40, **link)
-        for proof in ("full", "split", "truncated", "coupled")
-    }
-    tokens = expected_tokens(alpha=0.7, gamma=4)
-    assert says["full"].up_bytes * tokens / 4 == pytest.approx(304e3, rel=1e-3)
-    assert says["coupled"].up_bytes < 8 and says["coupled"].down_bytes < 8
-    assert says["split"].up_bytes < 8 < says["split"].down_bytes
-    assert says["coupled"].up_bytes < says["split"].up_bytes < says["truncated"].up_bytes
-    coupled = says["coupled"]
-    assert coupled.round_seconds == pytest.approx(0.28 + 0.6 + coupled.comm_seconds)
-    assert coupled.comm_seconds == pytest.approx(0.2 + (72 + 21) / 1e7)
-    assert coupled.speedup == pytest.approx(tokens * 0.6 / coupled.round_seconds)
 
 
 def test_what_no_formula_takes_is_refused():

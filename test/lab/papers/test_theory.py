@@ -135,9 +135,6 @@ def test_what_no_formula_takes_is_refused():
             predict(**{**GO2, **change})
 
 
-LINK = ["t_p=0.07", "t_q=0.6", "t_ntt=0.2", "rate_up=1e7", "rate_down=1e7", "vocabulary=152064"]
-
-
 def test_a_formula_by_its_name(capsys, tmp_path):
     file = tmp_path / "found.json"
     words = "predict n=200 tau=3 gamma=4 t_p=0.01 t_q=0.1 t_c=0.02 r=0.1"
@@ -154,7 +151,8 @@ def test_a_formula_by_its_name(capsys, tmp_path):
     ):
         assert main(["papers", "formula", *words.split(), "--json", str(file)]) == 0
         assert json.loads(file.read_text())[name] == pytest.approx(value)
-    assert main(["papers", "formula", "predict_proof", "proof=coupled", "alpha=0.5", "config=1,1", *LINK]) == 0
+    words = ["proof=coupled", "alpha=0.5", "config=1,1", "vocabulary=152064"]
+    assert main(["papers", "formula", "payload", *words]) == 0
     assert all(described(name) for name in FORMULAS)
 
 

@@ -26,7 +26,7 @@ from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, rounded
+from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, ratio, rounded
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
@@ -51,7 +51,6 @@ TASKS = {  # Spec-Bench's columns, and the categories of each
 }
 OVERALL = "Overall"
 _TASK_OF = {category: task for task, categories in TASKS.items() for category in categories}
-_RESAMPLES = 2000
 _CODE = (*CODE, "dsd_lab/bench/spec.py")
 
 Answers = dict[str, list[dict[str, Any]]]  # by variant, one entry a turn
@@ -276,16 +275,15 @@ def _figures(own: Sequence[list[dict[str, Any]]], alone: Sequence[list[dict[str,
         np.array([sum(turn["tokens"] for turn in turns) / sum(turn["seconds"] for turn in turns) for turns in question])
         for question in (own, alone)
     )
-    rows = np.random.default_rng(0).integers(0, len(speeds), (_RESAMPLES, len(speeds)))
-    low, high = np.percentile(speeds[rows].mean(1) / base[rows].mean(1), [2.5, 97.5])
+    speedup = ratio(speeds, base)  # of the means, with its interval
     gained = [count for turns in own for turn in turns for count in turn["gained"]]
     return {
         "questions": len(own),
         "tokens": sum(turn["tokens"] for turns in own for turn in turns),
         "tau": rounded(float(np.mean(gained))),
         "tokens_per_second": rounded(float(speeds.mean())),
-        "speedup": rounded(float(speeds.mean() / base.mean())),
-        "speedup_95": [rounded(float(low)), rounded(float(high))],
+        "speedup": rounded(speedup["value"]),
+        "speedup_95": [rounded(speedup["low"]), rounded(speedup["high"])],
     }
 
 

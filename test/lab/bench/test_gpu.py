@@ -147,7 +147,7 @@ def test_what_cannot_be_measured_is_refused(command, capsys):
         (["--parts", "tea"], "there is no part 'tea'; name some of times, modes, drafts"),
         (["--draft-layers", "5"], "draft-layers is 5; use 1 to 4"),
         (["--picture", "1280"], "--picture is '1280'; give width and height"),
-        (["--picture", "9999x20"], "a side of the picture is 20 pixels"),
+        (["--picture", "9999x20"], "a side of the picture is 9999 pixels"),
     ]:
         assert main([*command, *given]) == 2
         assert sentence in capsys.readouterr().err

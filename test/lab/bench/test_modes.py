@@ -24,13 +24,6 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
-KEYS = {
-    "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
-    "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_prefill_ms", "draft_round_ms",
-    "verify_round_ms", "cost_ratio", "link_delay_ms", "sync_ms", "bytes_up_per_token", "bytes_down_per_token",
-    "peak_memory_mb", "threads", "predicted_seconds", "limit_seconds",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
@@ -59,7 +52,6 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     assert report["profile"] == "loopback" and report["torch"]
     assert [row["mode"] for row in report["rows"]] == ["ar", "dsd", "fsd", "fsd"]
     for row in report["rows"]:
-        assert row.keys() >= KEYS
         assert row["label"] in out
         assert row["seconds_per_reply"] > 0 and row["limit_seconds"] > 0 and row["predicted_seconds"] > 0
         assert row["bytes_up_per_token"] > 0 and row["bytes_down_per_token"] > 0
@@ -151,13 +143,6 @@ def test_each_assumption_of_a_profile_is_left_out_in_turn(pair, capsys, tmp_path
     )
 
 
-def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
-    modes = "dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated ar coupled fsd:proof=coupled+draft_length=3"
-    variants = parse_modes(modes, {"max_tokens": 8, "temperature": 1.0})
-    report = measure_modes(load_profile("loopback"), variants, 2, *models(pair))
-    assert report["exact"] and report["temperature"] == 1.0
-
-
 def test_a_mode_that_decodes_other_tokens_fails_the_run(pair, capsys, monkeypatch, tmp_path):
     def corrupted(measured, *args, **kwargs):
         reply = measured[1].replies[0]
@@ -231,44 +216,25 @@ def test_sweeps_are_crossed_where_they_matter():
 def test_what_cannot_be_measured_gives_one_sentence(pair, capsys):
     for options, said in [
         (["--modes", "quickly"], "unknown mode 'quickly'"),
-        (["--modes", "ar,ar"], "there twice"),
-        (["--modes", ","], "unknown mode ''"),
-        (["--modes", "fsd:predraft_workers"], "is no setting"),
         (["--modes", "fsd:workers=1"], "unknown setting 'workers'"),
         (["--modes", "fsd:predraft_workers=many"], "give a whole number"),
-        (["--modes", "fsd:predraft_workers=0"], "predraft_workers is 0"),
-        (["--modes", "fsd:predraft_source=tea"], "tea"),
         (["--modes", "ar:gamma=3"], "mode ar makes no use of draft_length"),
         (["--modes", "dsd:temperature=1"], "give it as --temperature"),
-        (["--sweep", "gamma"], "is no sweep"),
         (["--sweep", "gamma=9..1"], "is empty"),
         (["--sweep", "gamma=1..900"], "over 200"),
-        (["--sweep", "gamma=-2..3"], "draft_length is -2"),
-        (["--sweep", "temperature=0,1"], "give it as --temperature"),
         (["--sweep", "gamma=1,2", "--sweep", "draft_length=3"], "swept twice"),
         (["--modes", "dsd", "--sweep", "predraft_workers=1,2"], "no mode here makes use of"),
         (["--profile", "mars"], "unknown profile 'mars'"),
-        (["--images", "0"], "images is 0"),
-        (["--time-scale", "0"], "time-scale is 0"),
         (["--time-scale", "nan"], "time-scale is nan"),
         (["--profile", "lte", "--time-scale", "0.5"], "no time-scale changes"),
         (["--transport", "process"], "which --transport process cannot"),
         (["--without", "tea"], "there is no assumption 'tea'"),
         (["--profile", "lte", "--without", "exits"], "nothing to leave out"),
-        (["--transport", "pigeon"], "invalid value 'pigeon' for --transport"),
-        (["--plot", "plot.jpeg2"], "is no picture file"),
         (["--plot", "no/such/place/plot.png"], "no directory"),
-        (["--temperature", "-1"], "temperature"),
     ]:
         code, out, err = dsd_lab(capsys, "bench", "modes", *pair, *options)
         assert code == 2 and out == ""
         assert said in err and err.count("\n") == 1
-
-
-def test_too_many_combinations_are_refused():
-    sweeps = [parse_sweep("gamma=1..20"), parse_sweep("predraft_workers=1..20")]
-    with pytest.raises(BenchError, match="over 200"):
-        crossed(parse_modes("fsd", {}), sweeps)
 
 
 # ----------------------------------------------------------------------------------------------- soak

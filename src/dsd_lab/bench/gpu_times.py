@@ -112,9 +112,9 @@ def target_rows(model: VisionLanguageModel, picture: np.ndarray) -> Iterator[Row
     prefill = _time(model.device, lambda: model.prefill(picture, INSTRUCTION))
     yield {"model": "target", "what": "prefill", "count": sequence.prompt_length, **prefill}
     sequence.append(_tokens(model, 1))
-    undo = partial(_rolled_back, [sequence], _tokens(model, 1))
+    undo = partial(_rolled_back, [sequence], tuple(_tokens(model, 1)))
     for length in (0, *_DRAFT_LENGTHS):
-        found = _time(model.device, lambda n=length: sequence.verify(_tokens(model, n)), undo)  # type: ignore[misc]
+        found = _time(model.device, partial(sequence.verify, _tokens(model, length)), undo)
         yield {"model": "target", "what": "verify", "count": length, **found}
     tree = _time(model.device, lambda: sequence.verify_tree(_tokens(model, len(_TREE)), _TREE), undo)
     yield {"model": "target", "what": "tree", "count": len(_TREE), **tree}
@@ -122,16 +122,16 @@ def target_rows(model: VisionLanguageModel, picture: np.ndarray) -> Iterator[Row
     for batch in _BATCHES:
         several = [sequence.fork() for _ in range(batch)]
         checks = [TreeCheck(each, _tokens(model, _GAMMA), range(-1, _GAMMA - 1)) for each in several]
-        again = partial(_rolled_back, several, _tokens(model, 1))
+        again = partial(_rolled_back, several, tuple(_tokens(model, 1)))
         found = _time(model.device, partial(verify_trees_together, checks), again)
         yield {"model": "target", "what": "batch", "count": batch, **found}
 
 
-def _rolled_back(sequences: list[Sequence], tokens: list[int] = ()) -> None:  # type: ignore[assignment]
+def _rolled_back(sequences: list[Sequence], tokens: tuple[int, ...] = ()) -> None:
     """Back to the prompt, and these tokens after it."""
     for each in sequences:
         each.rollback(0)
-        each.append(tokens)
+        each.append(list(tokens))
 
 
 def _exit_times(model: VisionLanguageModel, sequence: Sequence, undo: Callable[[], object]) -> Row:

@@ -29,10 +29,13 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from tokenizers import Tokenizer
 
-from dsd_lab.bench.modes import measure_modes
+from dsd_lab.bench.modes import verifier_of
+from dsd_lab.bench.pace import hold, paced
 from dsd_lab.bench.profiles import load_profile
-from dsd_lab.bench.sweeps import Variant, parse_modes
+from dsd_lab.bench.scenes import WARM_UP_TOKENS, decode, held_out_scenes
+from dsd_lab.bench.sweeps import parse_modes
 from dsd_lab.figures.runs import shipped
+from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.cloud.engine import in_process_channel
 from dsd_ros.decoding.settings import DecodeSettings
@@ -153,16 +156,20 @@ def measure_rounds() -> list[tuple[str, ShownReply]]:
     models = models_directory()
     tokenizer = Tokenizer.from_file(str(models / "draft" / "tokenizer.json"))
     profile = load_profile(PROFILE)
+    stretched = profile.stretched(_TIME_SCALE)
+    robot, cloud = (paced(load_model(ModelSettings(str(models / role), threads=1))) for role in ("draft", "target"))
+    (scene,) = held_out_scenes(1)
     found: list[tuple[str, ShownReply]] = []
-
-    def keep(_: int, __: int, variant: Variant, decoded: DecodedReply) -> None:
-        figures = f"{len(decoded.tokens)} tokens in {decoded.rounds} rounds"
-        title = f"mode {variant.decode.mode}: {decoded.seconds / _TIME_SCALE:.1f} s, {figures}"
-        found.append((title, reply_of(decoded, lambda token: tokenizer.decode([token]), _TIME_SCALE)))
-
-    variants = parse_modes(MODES, {}, profile.gamma)
-    paths = str(models / "draft"), str(models / "target")
-    measure_modes(profile, variants, 1, *paths, time_scale=_TIME_SCALE, progress=keep)
+    with verifier_of(cloud, "local") as connect:
+        variants = parse_modes(MODES, {}, profile.gamma)
+        for variant in variants:  # what happens once in a process must not be measured
+            decode(connect(), robot, replace(variant.decode, max_tokens=WARM_UP_TOKENS), scene)
+        hold(robot, cloud, stretched)
+        for variant in variants:
+            decoded = decode(EmulatedChannel(connect(), stretched.link), robot, variant.decode, scene)
+            figures = f"{len(decoded.tokens)} tokens in {decoded.rounds} rounds"
+            title = f"mode {variant.decode.mode}: {decoded.seconds / _TIME_SCALE:.1f} s, {figures}"
+            found.append((title, reply_of(decoded, lambda token: tokenizer.decode([token]), _TIME_SCALE)))
     return found
 
 

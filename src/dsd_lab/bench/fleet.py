@@ -24,12 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsd_lab.bench.harness import Bench, Decoding, HeldFlags, Report, Told, curve, given
 from dsd_lab.bench.pace import PacedModel, hold, paced
-from dsd_lab.bench.profiles import Profile
+from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
+from dsd_lab.bench.sweeps import one_mode
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.plotting import Curve, Panel, draw_panels
-from dsd_lab.report import CODE, BenchError, cell, check_range, header, table
+from dsd_lab.plotting import Panel
+from dsd_lab.report import CODE, BenchError, check_range, header, table
+from dsd_ros.cli.arguments import arguments, file_option, flag, part
+from dsd_ros.cli.shared import VerifierFlags
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.rounds import OnEarly, RoundRefused, Work
 from dsd_ros.cloud.settings import EngineSettings
@@ -38,7 +42,7 @@ from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LinkTimeout, LocalChannel
 from dsd_ros.wire.messages import (
@@ -135,9 +139,8 @@ def own_engine(target: PacedModel, max_batch: int) -> Iterator[Served]:
 
 
 @contextmanager
-def at_address(dial: Callable[[], Channel] | None, metrics: str) -> Iterator[Served]:
+def at_address(dial: Callable[[], Channel], metrics: str) -> Iterator[Served]:
     """A verifier that is up already, with the address of its metrics page, if any."""
-    assert dial is not None
     yield Served(dial, lambda: passes_at(metrics))
 
 
@@ -156,31 +159,36 @@ def passes_at(metrics: str) -> tuple[float, float] | None:
         ) from error
 
 
-def measure_fleet(
-    profile: Profile,
-    settings: DecodeSettings,
-    robots: Sequence[int],
-    batches: Sequence[int],
-    replies: int,
-    draft: str,
-    target: str,
-    *,
-    time_scale: float = 1.0,
-    dial: Callable[[], Channel] | None = None,
-    metrics: str = "",
-    greedy: Sequence[str] = (),
-    progress: Callable[[float, str], None] = lambda done, text: None,
-) -> dict[str, Any]:
-    """Let each number of robots decode ``replies`` pictures each, with each ``max_batch``; a row per combination.
+@arguments
+class Flags(HeldFlags):
+    mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
+    robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
+    batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
+    replies: int = flag(3, "pictures that each robot decodes")
+    decoding: Decoding = part(Decoding)
+    link: VerifierFlags = part(VerifierFlags)
+    metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
+    greedy_robot: str = flag(
+        "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
+    )
+    plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
 
-    ``dial`` and ``metrics``: links to a verifier that is up, and its page. Each robot's replies must be those that it
-    gets alone, unless sampled without shared noise. ``greedy``: what of GREEDY one more robot takes while each row is
-    measured again, as its ``beside``. ValueErrors, ModelError, LinkError.
+
+def measure(flags: Flags, told: Told) -> Report:
+    """Let each number of robots decode their pictures, with each limit of a pass; a row per combination.
+
+    Each robot's replies must be those that it gets alone, unless sampled without shared noise. ValueErrors, ModelError,
+    LinkError.
     """
-    _check(robots, replies, time_scale, greedy, own=dial is None)
+    profile, replies, time_scale = load_profile(flags.profile), flags.replies, flags.time_scale
+    settings = one_mode(flags.mode, given(flags.decoding), profile.gamma).decode
+    robots, batches = _numbers("robots", flags.robots), _numbers("batches", flags.batches)
+    greedy = [kind for kind in flags.greedy_robot.split(",") if kind]
+    own = not flags.link.verifier
+    _check(robots, flags, greedy)
     scenes = held_out_scenes(replies)
-    robot = paced(load_model(ModelSettings(draft, threads=1)))
-    cloud = paced(load_model(ModelSettings(target, threads=1))) if dial is None else None
+    robot = paced(load_model(flags.models[0]))
+    cloud = paced(load_model(flags.models[1])) if own else None
     stretched = profile.stretched(time_scale)
     rows: list[dict[str, Any]] = []
     exact = True
@@ -188,7 +196,7 @@ def measure_fleet(
     limits = batches if cloud is not None else [0]
     for limit in limits:
         for count in robots:
-            up = own_engine(cloud, limit) if cloud is not None else at_address(dial, metrics)
+            up = own_engine(cloud, limit) if cloud is not None else at_address(flags.link.channel, flags.metrics)
             with up as served:
                 fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
                 hold(robot, cloud, stretched)
@@ -203,7 +211,7 @@ def measure_fleet(
                 exact &= wanted.setdefault((place % count, place // count), reply.tokens) == reply.tokens
             rows.append({"robots": count, "max_batch": limit or None} | row)
             done = len(rows) / (len(robots) * len(limits))
-            progress(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
+            told(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
     _compare(rows)
     return {
         **header("fleet", _CODE, draft=robot, target=cloud or fingerprint),
@@ -216,17 +224,28 @@ def measure_fleet(
     }
 
 
-def _check(robots: Sequence[int], replies: int, time_scale: float, greedy: Sequence[str], *, own: bool) -> None:
+def _check(robots: Sequence[int], flags: Flags, greedy: Sequence[str]) -> None:
     for kind in greedy:
         if kind not in GREEDY:
             raise BenchError(f"no greedy robot is called {kind!r}; use {' or '.join(GREEDY)}")
     for count in robots:
         check_range("robots", count, 1, MAX_ROBOTS)
-    check_range("replies", replies, 1, MAX_SCENES)
-    check_range("time-scale", time_scale, 0.01, 100)
-    if not own and time_scale != 1:
-        sentence = f"time-scale is {time_scale:g}, and a verifier at an address keeps its own times; leave it at 1"
-        raise BenchError(sentence)
+    check_range("replies", flags.replies, 1, MAX_SCENES)
+    check_range("time-scale", flags.time_scale, 0.01, 100)
+    if flags.link.verifier and flags.time_scale != 1:
+        raise BenchError(
+            f"time-scale is {flags.time_scale:g}, and a verifier at an address keeps its own times; leave it at 1"
+        )
+    if flags.metrics and not flags.link.verifier:
+        raise BenchError("--metrics is the page of a verifier at an address; give --verifier too, or leave it out")
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """``--name``'s list of whole numbers; BenchError."""
+    for word in text.split(","):
+        if not word.strip().isdigit() or int(word) < 1:
+            raise BenchError(f"--{name} has {word!r}; use whole numbers of 1 or more, separated by commas")
+    return [int(word) for word in text.split(",")]
 
 
 def _warm_up(
@@ -318,32 +337,10 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
         row["share_of_n_alone"] = row["tokens_per_second"] / (count * alone[limit]) if limit in alone else None
 
 
-def render(report: dict[str, Any]) -> str:
-    """The rows as a table, each beside the same batch limit with one robot."""
-    alone = {row["max_batch"]: row for row in report["rows"] if row["robots"] == 1}
-    names = "tokens/s", "of n x one", "s/reply", "x one", "p95", "tau", "miss %", "batch", "largest"
-    lines = [["robots", "max batch", *names]]
-    for row in report["rows"]:
-        one, share = alone.get(row["max_batch"]), row["share_of_n_alone"]
-        lines.append([
-            str(row["robots"]), str(row["max_batch"] or "-"), f"{row['tokens_per_second']:.1f}", cell(share, ".0%"),
-            f"{row['reply_seconds_median']:.2f}",
-            f"{row['reply_seconds_median'] / one['reply_seconds_median']:.2f}" if one else "-",
-            f"{row['reply_seconds_p95']:.2f}", f"{row['tau']:.2f}", f"{100 * row['miss_rate']:.0f}",
-            cell(row["mean_batch"], ".1f"), cell(row["largest_batch"], ""),
-        ])  # fmt: skip
-    exact = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
-    held = " (held times)" if report["profile"]["times"] is not None else ""
-    title = f"{report['decode']['mode']} at profile {report['profile']['name']}{held}"
-    return "\n".join(
-        [title, *table(lines, left=0), *_beside(report["rows"]), exact[report["exact"]], report["machine"]]
-    )
-
-
-def _beside(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _beside(report: Report) -> list[str]:
     """A table of what a greedy robot costs the others."""
     lines = [["robots", "max batch", "beside one more with", "s/round", "x without", "s/reply", "x without", "p95"]]
-    for row in rows:
+    for row in report["rows"]:
         for kind, found in row["beside"].items():
             cells = [str(row["robots"]), str(row["max_batch"] or "-"), GREEDY[kind]]
             for name in ("round_seconds_median", "reply_seconds_median"):
@@ -352,18 +349,43 @@ def _beside(rows: Sequence[dict[str, Any]]) -> list[str]:
     return table(lines, left=0) if len(lines) > 1 else []
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
+def _panels(report: Report) -> list[Panel]:
     """Tokens a second in all, and seconds a reply, over the number of robots."""
-    names = {
-        "tokens a second in all": {"": "tokens_per_second"},
-        "seconds a reply": {"": "reply_seconds_median", ", 95th percentile": "reply_seconds_p95"},
-    }
-    panels = []
-    for title, figures in names.items():
-        curves = []
-        for limit in dict.fromkeys(row["max_batch"] for row in report["rows"]):
-            rows = [row for row in report["rows"] if row["max_batch"] == limit]
-            counts, label = [row["robots"] for row in rows], f"at most {limit} in a pass" if limit else "measured"
-            curves += [Curve(label + more, counts, [row[name] for row in rows]) for more, name in figures.items()]
-        panels.append(Panel("robots", title, curves))
-    draw_panels(path, f"{report['decode']['mode']} at profile {report['profile']['name']}", panels)
+    limits = {row["max_batch"]: f"at most {row['max_batch']} in a pass" for row in report["rows"]}
+    figures = {"tokens_per_second": "tokens a second in all", "reply_seconds_median": "seconds a reply, median"}
+    return [
+        Panel("robots", title, [
+            curve(label, [row for row in report["rows"] if row["max_batch"] == limit], "robots", key)
+            for limit, label in limits.items()
+        ])
+        for key, title in figures.items()
+    ]  # fmt: skip
+
+
+def _title(report: Report) -> str:
+    held = " (held times)" if report["profile"]["times"] is not None else ""
+    return f"{report['decode']['mode']} at profile {report['profile']['name']}{held}"
+
+
+_EXACT = {True: "every reply is the one that the robot gets alone", False: "REPLIES DIFFER", None: ""}
+BENCH = Bench(
+    measure,
+    lambda report: (
+        ("robots", "robots", "d"), ("max batch", "max_batch", "d"), ("tokens/s", "tokens_per_second", ".1f"),
+        ("of n x one", "share_of_n_alone", ".0%"), ("s/reply", "reply_seconds_median", ".2f"),
+        ("p95", "reply_seconds_p95", ".2f"), ("tau", "tau", ".2f"), ("miss", "miss_rate", ".0%"),
+        ("batch", "mean_batch", ".1f"), ("largest", "largest_batch", "d"),
+    ),
+    lambda report: [*_beside(report), _EXACT[report["exact"]], _title(report)],
+    _panels, _title, holds="exact", left=0,
+)  # fmt: skip
+
+
+def command(flags: Flags = Flags()) -> int:
+    """Several robots on one verifier.
+
+    Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
+    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that the
+    robot gets alone.
+    """
+    return BENCH.run(flags)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
@@ -70,29 +69,6 @@ def build_model(
         fingerprint="random",
         tokenizer_fingerprint="random",
     )
-
-
-def four_bit(model: VisionLanguageModel) -> str:
-    """Store the matrices of the decoder layers in 4 bits (NF4), in place; why not, where that cannot be done."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed"
-    if model.device.type != "cuda":
-        return "4-bit matrices are measured on a GPU only"
-    import bitsandbytes
-
-    dtype = next(model.hf.parameters()).dtype
-    for block in model.hf.model.language_model.layers.modules():
-        for name, child in block.named_children():
-            if isinstance(child, torch.nn.Linear):
-                smaller = bitsandbytes.nn.Linear4bit(
-                    child.in_features, child.out_features, child.bias is not None, dtype, quant_type="nf4"
-                )
-                weight = child.weight.data.cpu()
-                smaller.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
-                if child.bias is not None:
-                    smaller.bias = child.bias
-                setattr(block, name, smaller.to(model.device))
-    return ""
 
 
 def _image_processor(directory: Path, patch_size: int) -> ImageProcessor:

@@ -10,17 +10,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.modes_report import Measured, make_report
+from dsd_lab.bench.harness import Bench, Decoding, HeldFlags, Report, Told, given
+from dsd_lab.bench.modes_report import COLUMNS, Measured, make_report, notes, panels, title
 from dsd_lab.bench.pace import hold, paced
-from dsd_lab.bench.profiles import ASSUMPTIONS, Profile
+from dsd_lab.bench.profiles import ASSUMPTIONS, Profile, load_profile
 from dsd_lab.bench.queues import queues_of
 from dsd_lab.bench.real import REAL, measure_real
-from dsd_lab.bench.scenes import MAX_SCENES, WARM_UP_TOKENS, Told, decode, held_out_scenes, said, text_scenes
-from dsd_lab.bench.sweeps import Variant
+from dsd_lab.bench.scenes import (
+    MAX_SCENES,
+    TEXT_MODEL,
+    WARM_UP_TOKENS,
+    decode,
+    held_out_scenes,
+    read_prompts,
+    said,
+    text_models,
+    text_scenes,
+)
+from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import BenchError, cell, check_range, table
+from dsd_lab.report import BenchError, check_range
+from dsd_ros.cli.arguments import arguments, file_option, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -29,38 +42,97 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
+_CASES = ((), *((name,) for name in ASSUMPTIONS), ASSUMPTIONS)  # left out
 TRANSPORTS = ("local", "websocket", "process", "one-process")
+
+
+@arguments
+class Flags(HeldFlags):
+    modes: str = flag(
+        "ar,dsd,fsd",
+        "separated by commas or spaces; a mode may have settings of its own: "
+        "fsd:predraft_source=exits+predraft_workers=10",
+    )
+    sweep: list[str] = flag(
+        [], "gamma=1..10 or predraft_workers=1,3,6; if given several times, the sweeps are crossed",
+        metavar="SETTING=VALUES",
+    )  # fmt: skip
+    images: int = flag(8, "pictures, or instructions for a text model")
+    model: str = flag("", TEXT_MODEL, metavar="DIR")
+    prompts: Path | None = flag(None, "instructions for a text model, one a line (default: eight of the bench's own)")
+    transport: str = flag(
+        "local",
+        "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
+        "transformers' own generate is timed as well; one-process: so is it, with both sides in one process, as in "
+        "dsd decode without a verifier",
+        choices=TRANSPORTS,
+    )
+    without: str = flag(
+        "", "leave these of the profile's times out: prefill, exits, batch, threads; each: one after another, and all",
+        metavar="ASSUMPTION,...",
+    )  # fmt: skip
+    decoding: Decoding = part(Decoding)
+    plot: Path | None = file_option("draw speed-up and miss rate (.png, .svg, .pdf)")
+
+
+def measure(flags: Flags, told: Told) -> Report:
+    """``measure_modes`` of the command's flags; with ``--without each`` a row for each case and mode. ValueErrors."""
+    profile, common = load_profile(flags.profile), given(flags.decoding)
+    sweeps = [parse_sweep(text) for text in flags.sweep]
+    variants = crossed(parse_modes(flags.modes, common, profile.gamma), sweeps)
+    draft, target = flags.models
+    if flags.model:
+        if flags.target:
+            raise BenchError("--model and --target both name the target; leave one out")
+        draft, target = text_models(flags.draft, "" if flags.model == "text" else flags.model)
+    each = flags.without == "each"
+    cases = _CASES if each else (tuple(filter(None, flags.without.split(","))),)
+    reports = [
+        measure_modes(
+            profile.without(*case), variants, flags.images, draft, target, transport=flags.transport,
+            prompts=read_prompts(flags.prompts) if flags.prompts else (), time_scale=flags.time_scale,
+            seed=common.get("seed", 0), sweeps=sweeps,
+            told=lambda done, text, before=place: told((before + done) / len(cases), text),
+        )
+        for place, case in enumerate(cases)
+    ]  # fmt: skip
+    if not each:
+        return reports[0]
+    rows = [
+        {"without": list(case), "limit": report["limit"]} | row
+        for case, report in zip(cases, reports, strict=True)
+        for row in report["rows"]
+    ]
+    differences = [sentence for report in reports for sentence in report["differences"]]
+    return reports[0] | {"rows": rows, "exact": not differences, "differences": differences}
 
 
 def measure_modes(
     profile: Profile,
     variants: Sequence[Variant],
     images: int,
-    draft: str | ModelSettings,
-    target: str | ModelSettings,
+    draft: ModelSettings,
+    target: ModelSettings,
     *,
     prompts: Sequence[str] = (),
     transport: str = "local",
     time_scale: float = 1.0,
     seed: int = 0,
     sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
-    progress: Told | None = None,
-) -> dict[str, Any]:
+    told: Told = lambda done, text: None,
+) -> Report:
     """Decode ``images`` held-out pictures with every variant in turn; the report of ``modes_report``.
 
     A text model gets instructions instead: the first ones of ``prompts``, or of ``scenes.INSTRUCTIONS``.
     Every time of the profile is multiplied by ``time_scale`` while measuring, and reported times are divided by it.
-    progress(share done, what) after each reply. ValueErrors, ModelError, LinkError.
+    ValueErrors, ModelError, LinkError.
     """
     _check(profile, variants, images, transport, time_scale)
-    # One thread each: the models share this machine, and their threads would wait for each other.
-    settled = [ModelSettings(given, threads=1) if isinstance(given, str) else given for given in (draft, target)]
     if transport in REAL:
         return measure_real(
-            profile, variants, images, *settled, prompts, transport=transport, seed=seed, sweeps=sweeps,
-            progress=progress,
+            profile, variants, images, draft, target, prompts, transport=transport, seed=seed, sweeps=sweeps, told=told
         )  # fmt: skip
-    robot, cloud = (paced(load_model(settings)) for settings in settled)
+    robot, cloud = (paced(load_model(settings)) for settings in (draft, target))
     scenes = held_out_scenes(images) if cloud.reads_pictures else text_scenes(images, prompts)
     stretched = profile.stretched(time_scale)
     measured = [Measured(variant, []) for variant in variants]
@@ -78,53 +150,9 @@ def measure_modes(
                     reply = decode(channel, robot, settings, scene)
                 measured[index].replies.append(reply)
                 done += 1
-                if progress is not None:
-                    progress(done / (images * len(variants)), said(variants[index].label, reply))
+                told(done / (images * len(variants)), said(variants[index].label, reply))
     setting = {"images": images, "seed": seed, "transport": transport, "time_scale": time_scale}
     return make_report(measured, profile, {"draft": robot, "target": cloud}, setting, sweeps)
-
-
-def measure_assumptions(
-    profile: Profile,
-    variants: Sequence[Variant],
-    images: int,
-    draft: str,
-    target: str,
-    *,
-    time_scale: float = 1.0,
-    progress: Told | None = None,
-) -> dict[str, Any]:
-    """``measure_modes`` with all that the profile assumes beyond T_p and T_q, without each in turn, and without any.
-
-    A row for each of these and each variant: what it takes, over ar of the same assumptions.
-    """
-    cases = ((), *((name,) for name in ASSUMPTIONS), ASSUMPTIONS)
-    rows, found = [], {}
-    for number, case in enumerate(cases):
-
-        def told(done: float, text: str, before: int = number) -> None:
-            if progress is not None:
-                progress((before + done) / len(cases), text)
-
-        found = measure_modes(
-            profile.without(*case), variants, images, draft, target, time_scale=time_scale, progress=told
-        )
-        if not found["exact"]:
-            raise BenchError(f"without {', '.join(case) or 'nothing'}, {found['differences'][0]}; report it")
-        keys = ("label", "seconds_per_reply", "speedup", "speedup_interval", "tau", "miss_rate")
-        rows += [{"without": list(case), "limit": found["limit"]} | {k: row[k] for k in keys} for row in found["rows"]]
-    kept = {key: found[key] for key in list(found)[: list(found).index("temperature")]}
-    return kept | {"bench": "assumptions", "times": dataclasses.asdict(profile)["times"], "rows": rows}
-
-
-def render_assumptions(report: dict[str, Any]) -> str:
-    """The report of ``measure_assumptions`` as a table."""
-    rows = [["without", "mode", "s/reply", "speed-up", "limit", "miss"]]
-    for row in report["rows"]:
-        limit = None if row["limit"] is None else row["limit"]["speedup"]
-        figures = cell(row["seconds_per_reply"], ".2f"), cell(row["speedup"], ".2f"), cell(limit, ".2f")
-        rows.append([", ".join(row["without"]) or "-", row["label"], *figures, cell(row["miss_rate"], ".1%")])
-    return "\n".join([*table(rows, left=2), f"profile {report['profile']}, {report['machine']}"])
 
 
 def _check(profile: Profile, variants: Sequence[Variant], images: int, transport: str, time_scale: float) -> None:
@@ -140,10 +168,6 @@ def _check(profile: Profile, variants: Sequence[Variant], images: int, transport
             f"profile {profile.name} holds the models to given times, which --transport {transport} cannot; "
             "use --transport local, or a profile at this machine's speed"
         )
-    if transport not in TRANSPORTS:
-        raise BenchError(f"unknown transport {transport!r}; choose from {', '.join(TRANSPORTS)}")
-    if not variants:
-        raise BenchError("no mode is named; use for example ar,dsd,fsd")
 
 
 @contextmanager
@@ -156,3 +180,16 @@ def verifier_of(model: VisionLanguageModel, transport: str) -> Iterator[Callable
         else:
             server = stack.enter_context(VerifierServer(engine, VerifierSettings(port=0)))
             yield lambda: WebsocketChannel(server.url)
+
+
+BENCH = Bench(measure, lambda report: COLUMNS, notes, panels, title, holds="exact", left=2)
+
+
+def command(flags: Flags = Flags()) -> int:
+    """Decoding modes side by side over an emulated link.
+
+    Decodes the same held-out pictures with every mode in turn over a link of the profile's delay, jitter and
+    bandwidth; prints seconds per reply, the speed-up over mode ar, and what the paper's formulas predict. Exits with 1
+    if a mode's tokens are not the target's.
+    """
+    return BENCH.run(flags)

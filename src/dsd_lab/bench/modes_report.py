@@ -10,15 +10,14 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from dsd_lab.bench.harness import Report, curve
 from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.streams import StreamTimes, acceptance, mean_seconds
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
-from dsd_lab.plotting import Curve, Panel, draw_panels
-from dsd_lab.report import CODE, BenchError, Row, cell, geometric, header, ratio, rounded, table
+from dsd_lab.plotting import Panel
+from dsd_lab.report import CODE, Row, geometric, header, ratio, rounded
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
@@ -27,10 +26,11 @@ _CODE = (*CODE, "dsd_lab/bench/modes.py", "dsd_lab/bench/pace.py", "dsd_lab/link
 LATE = 0.05  # share by which a held time may be exceeded before the report warns
 FORMULA = (
     "predicted: the paper's formulas (FSD Table 4) with the figures measured in the row; they leave out reading "
-    "and sending the picture, and jitter. Of mode stream: a simulation at the row's acceptance, begun as the row's "
-    "replies. limit: n/tau target passes and one round trip."
+    "and sending the picture, and jitter; there is none for mode stream. limit: n/tau target passes and one round trip."
 )
-_COLUMNS = (  # heading, key of a row, format
+COLUMNS = (
+    ("mode", "label", ""),
+    ("without", "without", ""),
     ("s/reply", "seconds_per_reply", ".3f"),
     ("speed-up", "speedup", ".2f"),
     ("±", "speedup_spread", ".2f"),
@@ -115,23 +115,20 @@ def make_report(
     }
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report as a table with its notes."""
-    rows = [["mode", *(heading for heading, _, _ in _COLUMNS)]]
-    rows += [[row["label"], *(cell(row[key], form) for _, key, form in _COLUMNS)] for row in report["rows"]]
+def notes(report: Report) -> list[str]:
+    """The lines below the table."""
     if not report["exact"]:
         verdict = "NOT EXACT: " + "; ".join(report["differences"])
     elif report["temperature"] > 0.0:
         verdict = "all modes that draw the same numbers decoded the same tokens."
     else:
         verdict = "every mode decoded the same tokens."
-    about = f"profile {report['profile']}, {pictures(report)}, {report['machine']}"
-    return "\n".join([*table(rows), about, verdict, *report["notes"]])
+    return [title(report), verdict, *report["notes"]]
 
 
-def pictures(report: dict[str, Any]) -> str:
-    """How many pictures there were, in words."""
-    return f"{report['images']} picture" + ("s" if report["images"] != 1 else "")
+def title(report: Report) -> str:
+    """The profile, and how many pictures there were, in words."""
+    return f"profile {report['profile']}, {report['images']} picture" + ("s" if report["images"] != 1 else "")
 
 
 def _limit(rows: Sequence[Row], profile: Profile) -> Row | None:
@@ -234,10 +231,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     if decode.pipeline_depth > 1 and ahead:
         # A round sent ahead is under way while another is: its wait says nothing about the link.
         t_c = (profile.link.delay_up_s + profile.link.delay_down_s + profile.link.jitter_s) / 2
-    if decode.mode == "stream":
-        row |= _foreseen(replies, profile, t_p, t_q, scale)
-    else:
-        row |= _theory(row, gamma or 0.0, t_p, t_q, t_c, t_r)
+    row |= _theory(row, gamma or 0.0, t_p, t_q, t_c, t_r)
     if errors := sorted({r.worker_error for r in replies if r.worker_error}):
         row["worker_errors"] = errors
     return row | {"seconds": [rounded(value) for value in seconds]}
@@ -273,7 +267,7 @@ def _speedup(replies: Sequence[DecodedReply], baseline: Measured | None) -> Row:
 
 def _theory(row: Row, gamma: float, t_p: float | None, t_q: float | None, t_c: float | None, t_r: float | None) -> Row:
     """Seconds of a mean reply by the paper's formulas, from the figures of the row."""
-    if t_q is None or t_c is None:
+    if t_q is None or t_c is None or row["mode"] == "stream":
         return {"predicted_seconds": None, "limit_seconds": None}
     n, tau = row["tokens_per_reply"], row["tau"]
     if t_p is None:
@@ -286,25 +280,6 @@ def _theory(row: Row, gamma: float, t_p: float | None, t_q: float | None, t_c: f
         )
     limit = theory.limit_seconds(n=n, tau=tau, t_q=t_q, t_c=t_c)
     return {"predicted_seconds": rounded(predicted), "limit_seconds": rounded(limit)}
-
-
-def _foreseen(
-    replies: Sequence[DecodedReply], profile: Profile, t_p: float | None, t_q: float | None, scale: float
-) -> Row:
-    """Seconds of a mean reply of mode stream by its simulation, at the acceptance and with the beginning measured."""
-    accepted, link = acceptance(replies), profile.link
-    row: Row = {"acceptance": rounded(accepted), "predicted_seconds": None, "limit_seconds": None}
-    if t_p is None or t_q is None:
-        return row
-    delay = (link.delay_up_s + link.delay_down_s + link.jitter_s) / 2
-    times = profile.times
-    first = statistics.median(reply.records[0].wait_seconds for reply in replies) / scale
-    known = StreamTimes(
-        times.draft_s if times else t_p, times.target_s if times else t_q, delay,
-        _prefill(replies, scale), max(0.0, first - t_q - delay),
-    )  # fmt: skip
-    tokens = round(statistics.fmean(len(reply.tokens) for reply in replies))
-    return row | {"predicted_seconds": rounded(mean_seconds(tokens, known, accepted))}
 
 
 def _differences(measured: Sequence[Measured]) -> list[str]:
@@ -337,32 +312,24 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1e3 * seconds, 3)
 
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw a report into ``path``: lines over the first swept number, else a bar per mode; BenchError, PlotError."""
+def panels(report: Report) -> list[Panel]:
+    """Lines over the first swept number, else a bar per mode; none where neither ar nor a miss rate was measured."""
     rows, sweep = report["rows"], report["sweep"]
-    swept = next((name for name, values in sweep.items() if all(isinstance(v, int | float) for v in values)), None)
-    panels = []
-    for figure, title in _FIGURES.items():
-        shown = [row for row in rows if row[figure] is not None]
-        if not shown:
-            continue
-        if swept is None:
-            curves = [Curve("", [row["label"] for row in shown], _heights(shown, figure))]
-        else:
-            curves = [
-                Curve(label, [row["settings"][swept] for row in points], _heights(points, figure))
-                for label, points in _groups(rows, figure, swept).items()
-            ]
-        level = 1.0 if figure == "speedup" else None
-        panels.append(Panel(_NAMES.get(swept, swept) if swept else "", title, curves, level=level))
-    if not panels:
-        raise BenchError("there is nothing to draw: measure mode ar too, or one that drafts ahead")
-    draw_panels(path, f"{report['profile']}, {pictures(report)}", panels)
+    swept = next((name for name, values in sweep.items() if all(isinstance(v, int | float) for v in values)), "")
+    found = []
+    for figure, text in _FIGURES.items():
+        shown, times = [row for row in rows if row[figure] is not None], 100.0 if figure == "miss_rate" else 1.0
+        groups = _groups(shown, swept) if swept else {"": shown}
+        x = f"settings/{swept}" if swept else "label"
+        curves = [curve(label, points, x, figure, times) for label, points in groups.items() if points]
+        if curves:
+            found.append(Panel(_NAMES.get(swept, swept), text, curves, level=1.0 if figure == "speedup" else None))
+    return found
 
 
-def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
-    """Rows that were swept over ``name`` and have the figure, by what else sets them apart."""
-    swept = [row for row in rows if name in row["own"] and row[figure] is not None]
+def _groups(rows: Sequence[Row], name: str) -> Groups:
+    """Rows that were swept over ``name``, by what else sets them apart."""
+    swept = [row for row in rows if name in row["own"]]
     several = len({row["mode"] for row in swept}) > 1
     groups: Groups = {}
     for row in swept:
@@ -375,7 +342,3 @@ def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
     for points in groups.values():
         points.sort(key=lambda row: row["settings"][name])
     return groups
-
-
-def _heights(rows: Sequence[Row], figure: str) -> list[float]:
-    return [100.0 * row[figure] if figure == "miss_rate" else row[figure] for row in rows]

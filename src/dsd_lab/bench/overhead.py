@@ -7,21 +7,21 @@ import queue
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from dsd_lab.bench.scenes import held_out_scenes
-from dsd_lab.report import BenchError, check_range, header, table
+from dsd_lab.bench.harness import Bench, PairFlags, Report, Told
+from dsd_lab.report import BenchError, Row, check_range, header
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
+from dsd_ros.cli.arguments import arguments, flag
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import TreeLayout
 from dsd_ros.wire.channel import Channel, LinkClosed
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -34,62 +34,38 @@ _WARM_UP = 3  # replies that are not counted
 _WARM_UP_TREES = 20  # passes that are not counted
 
 
-def measure_overhead(
-    transports: Sequence[str],
-    replies: int,
-    draft: str,
-    target: str,
-    seed: int = 0,
-    progress: Callable[[float, str], None] | None = None,
-) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures in mode dsd over each transport, the verifier in its own process; BenchError.
+@arguments
+class Flags(PairFlags):
+    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
+    replies: int = flag(30, "replies per transport")
+
+
+def measure(flags: Flags, told: Told) -> Report:
+    """Decode noise pictures in mode dsd over each transport, the verifier in its own process; BenchError.
 
     The overhead of a round is the robot's wait for its outcome less the time that the verifier's model ran. First
-    rounds, in which both sides still read the picture, are left out. "ahead" (``drafting_ahead``) is measured where
-    ``transports`` has its websocket.
+    rounds, in which both sides still read the picture, are left out.
     """
+    transports, replies = flags.transports.split(","), flags.replies
     for name in transports:
         if name not in _CHANNELS:
             raise BenchError(f"unknown transport {name!r}; choose from {', '.join(_CHANNELS)}")
     check_range("replies", replies, 1, 100_000)
-    # One thread each: the models share this machine, and their threads would wait for each other.
-    model = load_model(ModelSettings(draft, threads=1))
-    settings = DecodeSettings(mode="dsd", seed=seed)
-    pictures = np.random.default_rng(seed).integers(0, 256, (replies, 112, 168, 3), dtype=np.uint8)
-    rows, done = [], 0
-    for name in transports:
-        with _CHANNELS[name](target) as channel, EdgeSession(channel, model, settings) as session:
+    draft, target = flags.models
+    model, settings = load_model(draft), DecodeSettings(mode="dsd")
+    pictures = np.random.default_rng(0).integers(0, 256, (replies, 112, 168, 3), dtype=np.uint8)
+    rows: list[Row] = []
+    for place, name in enumerate(transports):
+        with _CHANNELS[name](target.path) as channel, EdgeSession(channel, model, settings) as session:
             for picture in pictures[:_WARM_UP]:
                 session.decode(picture, "find the silver bottle")
             rounds = []
-            for picture in pictures:
+            for number, picture in enumerate(pictures):
                 reply = session.decode(picture, "find the silver bottle")
                 rounds += [1e3 * (r.wait_seconds - r.verify_seconds) for r in reply.records[1:]]
-                done += 1
-                if progress is not None:
-                    progress(done / (replies * len(transports)), name)
+                told((place + number / replies) / len(transports), name)
         rows.append({"transport": name, "rounds": len(rounds), **_percentiles(rounds)})
-    models = {"draft": model, "target": target}
-    report = {**header("overhead", **models), "replies": replies, "rows": rows, "trees": tree_costs()}
-    return report | ({"ahead": drafting_ahead(model, target, replies)} if "websocket" in transports else {})
-
-
-def drafting_ahead(model: VisionLanguageModel, target: str, replies: int) -> dict[str, float]:
-    """Seconds of a reply in modes dsd and fsd over a websocket, and how much faster fsd is, picture by picture.
-
-    Both models share this machine and run as fast as it lets them: this is what drafting ahead costs the round itself.
-    """
-    seconds: dict[str, list[float]] = {"dsd": [], "fsd": []}
-    with verifier_process(target) as url, ExitStack() as stack:
-        sessions = {}
-        for mode in seconds:
-            link = stack.enter_context(WebsocketChannel(url))
-            sessions[mode] = stack.enter_context(EdgeSession(link, model, DecodeSettings(mode=mode)))
-        for scene in held_out_scenes(_WARM_UP + replies):
-            for mode, session in sessions.items():
-                seconds[mode].append(session.decode(scene.image, scene.instruction).seconds)
-    dsd, fsd = (np.array(measured[_WARM_UP:]) for measured in seconds.values())
-    return {"dsd_s": float(np.median(dsd)), "fsd_s": float(np.median(fsd)), "fsd_over_dsd": float(np.median(dsd / fsd))}
+    return {**header("overhead", draft=model, target=target.path), "replies": replies, "rows": rows + tree_costs()}
 
 
 def tree_costs(passes: int = 400, nodes: int = MAX_NODES) -> list[dict[str, Any]]:
@@ -116,22 +92,15 @@ def tree_costs(passes: int = 400, nodes: int = MAX_NODES) -> list[dict[str, Any]
             positions = torch.from_numpy(layout.positions)
             _ = cos[:, positions], sin[:, positions]
             milliseconds.append(1e3 * (time.thread_time() - began))
-        rows.append({"tree": name, "nodes": nodes, **_percentiles(milliseconds[_WARM_UP_TREES:])})
+        rows.append(
+            {
+                "transport": f"a {name} of {nodes}",
+                "tree": name,
+                "nodes": nodes,
+                **_percentiles(milliseconds[_WARM_UP_TREES:]),
+            }
+        )
     return rows
-
-
-def render(report: dict[str, Any]) -> str:
-    """The report as tables."""
-    rows = [[r["transport"], f"{r['rounds']}", f"{r['median_ms']:.3f}", f"{r['p95_ms']:.3f}"] for r in report["rows"]]
-    rows += [
-        [f"mask and positions of a {r['tree']} of {r['nodes']}", "", f"{r['median_ms']:.3f}", f"{r['p95_ms']:.3f}"]
-        for r in report["trees"]
-    ]
-    lines = table([["transport", "rounds", "median ms", "p95 ms"], *rows])
-    if ahead := report.get("ahead"):
-        said = "a reply at real speed: dsd {dsd_s:.3f} s, fsd {fsd_s:.3f} s; fsd over dsd {fsd_over_dsd:.2f} times"
-        lines.append(said.format(**ahead))
-    return "\n".join([*lines, report["machine"]])
 
 
 def _percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
@@ -192,3 +161,20 @@ def _dds(target: str) -> Iterator[Channel]:
 
 
 _CHANNELS = {"local": _local, "websocket": _websocket, "dds": _dds}
+BENCH = Bench(
+    measure,
+    lambda report: (
+        ("transport, or a tree's mask and positions", "transport", ""), ("rounds", "rounds", "d"),
+        ("median ms", "median_ms", ".3f"), ("p95 ms", "p95_ms", ".3f"),
+    ),
+)  # fmt: skip
+
+
+def command(flags: Flags = Flags()) -> int:
+    """Time per round not spent in models or on the link.
+
+    Decodes replies over each transport on loopback, the verifier in a process of its own; prints the median and 95th
+    percentile of what a round costs beyond both models' time, and of what a tree of 64 nodes adds to the verifier's
+    CPU time (mask and positions).
+    """
+    return BENCH.run(flags)

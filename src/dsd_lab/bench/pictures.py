@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 
-from dsd_lab.bench.profiles import Profile
+from dsd_lab.bench.harness import Bench, PairFlags, Report, Told
+from dsd_lab.bench.profiles import load_profile
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import BenchError, check_range, header, table
+from dsd_lab.report import BenchError, check_range, header
 from dsd_lab.train.data import TEST_SEEDS
+from dsd_ros.cli.arguments import arguments, flag
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.observation import SessionPictures
@@ -25,28 +26,30 @@ from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import encode
 
 
-def measure_pictures(
-    profile: Profile,
-    images: int,
-    sides: tuple[int, int],
-    draft: str,
-    target: str,
-    progress: Callable[[float, str], None] | None = None,
-) -> dict[str, Any]:
-    """Decode ``images`` camera pictures of ``sides`` (width, height), sent in each way over the link of ``profile``.
+@arguments
+class Flags(PairFlags):
+    profile: str = flag("lte", "whose link the pictures cross")
+    images: int = flag(8, "camera pictures, each of another world")
+    width: int = flag(1280, "of a picture, pixels")
+    height: int = flag(720, "of a picture, pixels")
+
+
+def measure(flags: Flags, told: Told) -> Report:
+    """Decode camera pictures, sent in each way over the link of the profile; BenchError for values out of range.
 
     The models run at this machine's speed, in one process. A picture's age counts from when the session has it: at the
-    first verified token, and at the reply's end. BenchError for values out of range.
+    first verified token, and at the reply's end.
     """
+    images, sides, profile = flags.images, (flags.width, flags.height), load_profile(flags.profile)
     check_range("images", images, 1, len(TEST_SEEDS))
     if not all(64 <= side <= MAX_SIDE for side in sides):
         raise BenchError(f"sides {sides[0]}x{sides[1]} cannot be rendered; use 64 to {MAX_SIDE} pixels")
-    models = {name: load_model(ModelSettings(path, threads=1)) for name, path in (("draft", draft), ("target", target))}
+    models = dict(zip(("draft", "target"), map(load_model, flags.models), strict=True))
     settings = DecodeSettings(mode="dsd")
     ways = [(encoding, size) for size in (max(sides), 0) for encoding in ENCODINGS]
     samples: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in ways}
@@ -57,10 +60,9 @@ def measure_pictures(
                 channel = EmulatedChannel(LocalChannel(engine), profile.link, seed=number)
                 with channel, EdgeSession(channel, models["draft"], settings, link) as session:
                     samples[encoding, size].append(_sample(session, link, picture, instruction))
-                if progress is not None:
-                    progress((number + 1) / images, f"{encoding} {size or 'as the target reads it'}")
+                told((number + 1) / images, f"{encoding} {size or 'as the target reads it'}")
     rows = [
-        {"encoding": encoding, "size": size}
+        {"encoding": encoding, "size": size, "sent": str(size or "as the target reads it")}
         | {name: statistics.median(sample[name] for sample in found) for name in found[0]}
         for (encoding, size), found in samples.items()
     ]
@@ -95,15 +97,22 @@ def _sample(session: EdgeSession, link: LinkSettings, picture: np.ndarray, instr
     }
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report as a table."""
-    rows = [["encoding", "longest side", "kB", "prepare ms", "age at first token s", "at the end s"]]
-    rows += [
-        [
-            row["encoding"], str(row["size"] or "as the target reads it"), f"{row['bytes'] / 1e3:.1f}",
-            f"{row['prepare_ms']:.1f}", f"{row['first_age_s']:.3f}", f"{row['last_age_s']:.3f}",
-        ]
-        for row in report["rows"]
-    ]  # fmt: skip
-    about = "{images} pictures of {width} x {height}, link {link}; medians".format(**report)
-    return "\n".join([about, *table(rows, left=2)])
+BENCH = Bench(
+    measure,
+    lambda report: (
+        ("encoding", "encoding", ""), ("longest side", "sent", ""), ("bytes", "bytes", ".0f"),
+        ("prepare ms", "prepare_ms", ".1f"), ("age at first token s", "first_age_s", ".3f"),
+        ("at the end s", "last_age_s", ".3f"),
+    ),
+    lambda report: ["{images} pictures of {width} x {height}, link {link}; medians".format(**report)],
+    left=2,
+)  # fmt: skip
+
+
+def command(flags: Flags = Flags()) -> int:
+    """What a camera's picture costs on its way to the verifier.
+
+    Sends the same pictures in each encoding, whole and as the target reads them, over an emulated link; prints bytes,
+    the time to shrink and encode, and how old the picture is when its reply begins and ends.
+    """
+    return BENCH.run(flags)

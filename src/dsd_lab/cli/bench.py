@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dsd-lab bench`."""
+"""`dsd-lab bench`: the benches of room `bench`, and those of `faults` and `dragon`, whose flags stand here."""
 
 from __future__ import annotations
 
@@ -9,39 +9,19 @@ import functools
 import inspect
 import signal
 import sys
-import tempfile
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import STDOUT, arguments, file_option, flag, json_option, model_option, model_path, part
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, VerifierFlags, write_json
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, write_json
 from dsd_ros.cli.terminal import Progress, is_terminal
-from dsd_ros.decoding.settings import DecodeSettings
 
 command = App(name="bench", help="Measure the system on this machine.")
-
-
-def decode_flags(*names: str, **defaults: Any) -> type:
-    """Flags for these decode settings, or for every one but the mode; None where not given."""
-    hints = typing.get_type_hints(DecodeSettings)
-    made = []
-    for item in dataclasses.fields(DecodeSettings):
-        if item.name == "mode" or (names and item.name not in names):
-            continue
-        usual = defaults.get(item.name, item.default)
-        text = item.metadata["help"] + (f" (default: {usual})" if usual != "" else "")
-        setting = dataclasses.field(default=None, metadata={**item.metadata, "help": text})
-        made.append((item.name, hints[item.name] | None, setting))
-    return dataclasses.make_dataclass("GivenDecodeSettings", made, frozen=True, namespace={"__module__": __name__})
-
-
-AnyDecoding = decode_flags()
-ModesDecoding = decode_flags(draft_length="the profile's")
-WireDecoding = decode_flags("draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens", temperature=1.0)
+for _name in ("overhead", "modes", "spec", "fleet", "wire", "gpu", "soak", "pictures"):
+    command.command(f"dsd_lab.bench.{_name}:command", name=_name)
 
 
 def _run(
@@ -62,8 +42,6 @@ def _run(
         from dsd_lab.plotting import check_plot
 
         check_plot(args.plot)
-    if hasattr(args, "draft") and "draft" not in given:
-        given |= _models(args)
     with Progress() as bar:
         known = vars(args) | {"progress": bar.to} | given
         report = measure(**{name: known[name] for name in inspect.signature(measure).parameters if name in known})
@@ -78,407 +56,6 @@ def _run(
 def _same(args: Any, kind: Any) -> dict[str, Any]:
     """The values of ``args`` that the dataclass ``kind`` has as well, by name."""
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if hasattr(args, field.name)}
-
-
-def _models(args: Any) -> dict[str, str]:
-    return {role: model_path(getattr(args, role), role) for role in ("draft", "target")}
-
-
-def _given(settings: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(settings).items() if value is not None}
-
-
-PROFILE = "one of config/profiles.yaml, or a JSON of bench gpu: its target's times"
-
-
-@arguments
-class PairArguments:
-    """A draft and a target, and where the report goes."""
-
-    draft: str = model_option("draft")
-    target: str = model_option("target")
-    json: Path | None = json_option()
-
-
-@arguments
-class HeldArguments(PairArguments):
-    """The pair held to a profile's times."""
-
-    profile: str = flag("go2-a100", PROFILE)
-    time_scale: float = flag(
-        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
-    )
-
-
-@arguments
-class BenchOverheadArguments(PairArguments):
-    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
-    replies: int = flag(30, "replies per transport")
-
-
-@command.command
-def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
-    """Time per round not spent in models or on the link.
-
-    Decodes replies over each transport on loopback, the verifier in a process of its own; prints the median and 95th
-    percentile of what a round costs beyond both models' time, and of what a tree of 64 nodes adds to the verifier's
-    CPU time (mask and positions). With websocket among the transports, whole replies over it at real speed follow, in
-    modes dsd and fsd in turn.
-    """
-    from dsd_lab.bench.overhead import measure_overhead, render
-
-    return _run(measure_overhead, render, args, transports=args.transports.split(","))
-
-
-TEXT_MODEL = (
-    "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
-    "text: the pretrained SmolLM2-135M"
-)
-
-
-@arguments
-class BenchModesArguments(HeldArguments):
-    modes: str = flag(
-        "ar,dsd,fsd",
-        "separated by commas or spaces; a mode may have settings of its own: "
-        "fsd:predraft_source=exits+predraft_workers=10",
-    )
-    sweep: list[str] = flag(
-        [], "gamma=1..10 or predraft_workers=1,3,6; if given several times, the sweeps are crossed",
-        metavar="SETTING=VALUES",
-    )  # fmt: skip
-    images: int = flag(8, "pictures, or instructions for a text model")
-    model: str = flag("", TEXT_MODEL, metavar="DIR")
-    prompts: Path | None = flag(None, "instructions for a text model, one a line (default: eight of the bench's own)")
-    transport: str = flag(
-        "local",
-        "what carries the emulated link; process: the verifier is a process, robot and verifier have a core each, and "
-        "transformers' own generate is timed as well; one-process: so is it, with both sides in one process, as in "
-        "dsd decode without a verifier",
-        choices=("local", "websocket", "process", "one-process"),
-    )
-    without: str = flag(
-        "", "leave these of the profile's times out: prefill, exits, batch, threads", metavar="ASSUMPTION,..."
-    )
-    decoding: ModesDecoding = part(ModesDecoding)
-    plot: Path | None = file_option("draw speed-up and miss rate (.png, .svg, .pdf)")
-
-
-@command.command
-def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
-    """Decoding modes side by side over an emulated link.
-
-    Decodes the same held-out pictures with every mode in turn over a link of the profile's delay, jitter and
-    bandwidth; prints seconds per reply, the speed-up over mode ar, and what the paper's formulas predict. Exits with 1
-    if a mode's tokens are not the target's.
-    """
-    from dsd_lab.bench.modes import measure_modes
-    from dsd_lab.bench.modes_report import draw, render
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.scenes import read_prompts
-    from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
-
-    profile = load_profile(args.profile).without(*filter(None, args.without.split(",")))
-    common = _given(args.decoding)
-    sweeps = [parse_sweep(text) for text in args.sweep]
-    return _run(
-        measure_modes, render, args, draw=draw, holds="exact", profile=profile, sweeps=sweeps,
-        variants=crossed(parse_modes(args.modes, common, profile.gamma), sweeps), seed=common.get("seed", 0),
-        prompts=read_prompts(args.prompts) if args.prompts is not None else (),
-        **(_text_models(args) if args.model else {}),
-    )  # fmt: skip
-
-
-def _text_models(args: Any) -> dict[str, Any]:
-    """Draft and target of ``--model``; BenchError."""
-    from dsd_lab.bench.scenes import text_models
-
-    if getattr(args, "target", ""):
-        raise ValueError("--model and --target both name the target; leave one out")
-    draft, target = text_models(args.draft, "" if args.model == "text" else args.model)
-    return {"draft": draft, "target": target}
-
-
-@arguments
-class BenchAssumptionsArguments(HeldArguments):
-    profile: str = flag("go2-a100", f"{PROFILE}; one that gives the models' times")
-    modes: str = flag("ar,stream,dsd,fsd", "as in bench modes")
-    images: int = flag(4, "pictures")
-
-
-@command.command
-def assumptions(args: BenchAssumptionsArguments = BenchAssumptionsArguments()) -> int:
-    """How much each assumption of a profile matters.
-
-    `dsd-lab bench modes` with all of a profile's times; without the cost of prompts, of exits, of batches and of
-    threads, one after the other; and without any of them. Prints the speed-up over mode ar under the same assumptions.
-    """
-    from dsd_lab.bench.modes import measure_assumptions, render_assumptions
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.sweeps import parse_modes
-
-    profile = load_profile(args.profile)
-    variants = parse_modes(args.modes, {}, profile.gamma)
-    return _run(measure_assumptions, render_assumptions, args, profile=profile, variants=variants)
-
-
-@arguments
-class BenchSpecArguments:
-    questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
-    per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
-    modes: str = flag("", "as in bench modes (default: dsd, fsd and a tree; sampled: with proof coupled)")
-    model: str = flag("text", TEXT_MODEL, metavar="DIR")
-    draft: str = model_option("draft")
-    profile: str = flag("loopback", PROFILE)
-    decoding: ModesDecoding = part(ModesDecoding)
-    cache: Path = flag(Path(".cache/spec"), "folder for the answers of an unfinished run")
-    json: Path | None = json_option()
-
-
-@command.command
-def spec(args: BenchSpecArguments = BenchSpecArguments()) -> int:
-    """Spec-Bench: mean accepted tokens and speed-up by category.
-
-    Asks a text model Spec-Bench's questions, turn by turn, in every mode; prints its table: the speed-up over mode ar
-    by category, and the mean accepted tokens. Ends at once when a mode's tokens are not the target's. After an
-    interruption, the same command resumes.
-    """
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.spec import MODES_GREEDY, MODES_SAMPLED, measure_spec, render
-    from dsd_lab.bench.sweeps import parse_modes
-
-    profile = load_profile(args.profile)
-    common = {"max_tokens": 128, **_given(args.decoding)}
-    usual = MODES_SAMPLED if common.get("temperature", 0.0) > 0.0 else MODES_GREEDY
-    variants = parse_modes(args.modes or usual, common, profile.gamma)
-    return _run(
-        measure_spec, render, args, profile=profile, variants=variants, file=args.questions, per_task=args.per_category,
-        **_text_models(args),
-    )  # fmt: skip
-
-
-@arguments
-class BenchFleetArguments(HeldArguments):
-    mode: str = flag("stream", "decoding mode, with settings if need be, as in bench modes")
-    robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
-    batches: str = flag("1,32", "robots in a pass at most; 1: they take turns", metavar="N,...")
-    replies: int = flag(3, "pictures that each robot decodes")
-    decoding: ModesDecoding = part(ModesDecoding)
-    link: VerifierFlags = part(VerifierFlags)
-    metrics: str = flag("", "metrics page of a verifier at an address, for the size of its batches", metavar="URL")
-    greedy_robot: str = flag(
-        "", "measure again beside one more robot that takes all it can get: pictures, tokens", metavar="KIND,..."
-    )
-    plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
-
-
-@command.command
-def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
-    """Several robots on one verifier.
-
-    Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
-    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that the
-    robot gets alone.
-    """
-    from dsd_lab.bench.fleet import draw, measure_fleet, render
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.sweeps import parse_modes
-
-    profile = load_profile(args.profile)
-    variants = parse_modes(args.mode, _given(args.decoding), profile.gamma)
-    if len(variants) != 1:
-        raise ValueError(f"--mode {args.mode} names several modes; measure one at a time")
-    if args.metrics and not args.link.verifier:
-        raise ValueError("--metrics is the page of a verifier at an address; give --verifier too, or leave it out")
-    return _run(
-        measure_fleet, render, args, draw=draw, holds="exact", profile=profile, settings=variants[0].decode,
-        robots=whole_numbers("robots", args.robots), batches=whole_numbers("batches", args.batches),
-        dial=args.link.channel if args.link.verifier else None,
-        greedy=[kind for kind in args.greedy_robot.split(",") if kind],
-    )  # fmt: skip
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """``--name``'s list of whole numbers; ValueError."""
-    for word in text.split(","):
-        if not word.strip().isdigit() or int(word) < 1:
-            raise ValueError(f"--{name} has {word!r}; use whole numbers of 1 or more, separated by commas")
-    return [int(word) for word in text.split(",")]
-
-
-@arguments
-class BenchWireArguments(PairArguments):
-    model: str = flag(
-        "pair",
-        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
-        "text models named",
-        choices=("pair", "text"),
-    )
-    proofs: str = flag("full,split,truncated,coupled", "comma-separated")
-    shapes: str = flag(
-        "sequence",
-        "shapes of drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or budget16:8 "
-        "(nodes, and depth; for proof coupled only)",
-        metavar="SHAPE,...",
-    )
-    kept: str = flag(
-        "2,1%,10%", "ids that proof truncated keeps: numbers, or shares of the vocabulary", metavar="K,..."
-    )
-    uplinks: str = flag("0.1,1,10,100", "rates to measure at, Mbit/s", metavar="MBIT,...")
-    downlink: float = flag(0.0, "rate of the other direction, Mbit/s; 0: that of the uplink")
-    delay_ms: float = flag(20.0, "the link's delay, one way")
-    images: int = flag(6, "pictures, or instructions")
-    draws: int = flag(4, "replies per picture to count bytes and acceptance of")
-    timed: int | None = flag(
-        None,
-        "pictures of which one reply is timed at each rate; 0: compute all seconds from bytes and rounds (none: all)",
-    )
-    longest: float = flag(120.0, "compute a reply's seconds, too, where it would take longer than this", metavar="S")
-    profile: str = flag(
-        "", "hold the models to the times of this one of config/profiles.yaml (default: this machine's speed)"
-    )
-    decoding: WireDecoding = part(WireDecoding)
-    plot: Path | None = file_option("draw kept mass, acceptance and seconds (.png, .svg, .pdf)")
-
-
-@command.command
-def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
-    """Bytes, acceptance and seconds of each proof and shape of a draft.
-
-    Samples replies about the same held-out pictures, or to a text model's instructions, with every proof and shape;
-    prints bytes per generated token, acceptance, tokens per round, and seconds per reply at each uplink rate of an
-    emulated link, with what the papers' formulas predict. Exits with 1 if a reply is not what it must be.
-    """
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.scenes import TEXT_TOKENS, text_models
-    from dsd_lab.bench.wire import measure_wire
-    from dsd_lab.bench.wire_report import (
-        WireSetting,
-        draw_wire,
-        parse_kept,
-        parse_proofs,
-        parse_shapes,
-        parse_uplinks,
-        render,
-    )
-    from dsd_ros.decoding.settings import DecodeSettings
-    from dsd_ros.vlm.loading import ModelSettings
-
-    # Greedy drafts need no proof; formulas need drafts of one length.
-    common = {"mode": "dsd", "temperature": 1.0, **_given(args.decoding)}
-    if args.model == "text":
-        common = {"max_tokens": TEXT_TOKENS, **common}
-    parsed = {
-        "decode": DecodeSettings(**common), "proofs": parse_proofs(args.proofs), "shapes": parse_shapes(args.shapes),
-        "kept": parse_kept(args.kept), "uplinks": parse_uplinks(args.uplinks), "delay_s": 1e-3 * args.delay_ms,
-        "longest_s": args.longest, "profile": load_profile(args.profile) if args.profile else None,
-    }  # fmt: skip
-    setting = WireSetting(**_same(args, WireSetting) | parsed)
-    if args.model == "text":
-        draft, target = text_models(args.draft, args.target)
-    else:  # one thread each: the models share this machine, and their threads would wait for each other
-        draft, target = (ModelSettings(path, threads=1) for path in _models(args).values())
-    return _run(measure_wire, render, args, draw=draw_wire, holds="exact", setting=setting, draft=draft, target=target)
-
-
-@arguments
-class BenchGpuArguments:
-    device: str = flag("cuda", "where to measure: cuda, cuda:1, cpu")
-    draft_size: str = flag("qwen2-vl-2b", "the draft's size, by its name in --sizes", metavar="NAME")
-    target_size: str = flag("qwen2-vl-7b", "the target's size", metavar="NAME")
-    sizes: Path | None = file_option("a JSON file of transformers configurations (default: those of the laboratory)")
-    picture: str = flag("1280x720", "the picture in the prompt", metavar="WIDTHxHEIGHT")
-    seconds: float = flag(420.0, "begin no further part after this time")
-    robot: str = flag(
-        "go2-a100", "the robot before this target, where --profile of another bench reads the JSON: a profile of "
-        "config/profiles.yaml gives its link, and the draft's times unless it has none", metavar="NAME",
-    )  # fmt: skip
-    tokenizer: str = model_option("target")
-    json: Path | None = json_option()
-
-
-@command.command
-def gpu(args: BenchGpuArguments = BenchGpuArguments()) -> int:
-    """Times of real model sizes on one device: T_p, T_q, prefill, exits, batches, memory.
-
-    Builds the two models from their configurations with random weights, on the device; checks that what they decode
-    agrees with transformers' own forward. Exits with 1 where it does not.
-    """
-    from dsd_lab.bench.gpu import measure_gpu, render
-    from dsd_lab.bench.gpu_models import SIZES_FILE
-
-    width, height = _picture_size(args.picture)
-    return _run(
-        measure_gpu, render, args, holds="agrees", draft=args.draft_size, target=args.target_size, width=width,
-        height=height, tokenizer=model_path(args.tokenizer, "target"), sizes=args.sizes or SIZES_FILE,
-    )  # fmt: skip
-
-
-@arguments
-class BenchRealSizeArguments:
-    size: str = flag("qwen2-vl-2b", "the pair's size, by its name in --sizes", metavar="NAME")
-    draft_layers: int = flag(4, "decoder layers of the draft, the target's first")
-    modes: str = flag("all", "separated by commas; empty: none")
-    precisions: str = flag("none,int8,4bit", "of the target's weights as a draft: quantizations, by commas")
-    picture: str = flag("1280x720", "the picture in the prompt", metavar="WIDTHxHEIGHT")
-    max_tokens: int = flag(8, "tokens of a reply at most")
-    threads: int = flag(1, "of each model")
-    folder: Path | None = flag(None, "where the pair is, or is written (default: one that is removed)", metavar="DIR")
-    sizes: Path | None = file_option("a JSON file of transformers configurations (default: those of the laboratory)")
-    json: Path | None = json_option()
-
-
-@command.command(name="real-size")
-def real_size(args: BenchRealSizeArguments = BenchRealSizeArguments()) -> int:
-    """Memory and times of a pair of published size on this CPU, in every mode.
-
-    Writes draft and target with random weights that agree on most tokens, unless the folder has them (6 GB at 2B): in
-    sharded files, with a vocabulary of 152 k. Decodes a reply over a websocket in every mode, in bfloat16, and measures
-    the target's weights as a draft in each precision. Exits with 1 if a reply is not that of mode ar.
-    """
-    from dsd_lab.bench.gpu_models import SIZES_FILE
-    from dsd_lab.bench.real_size import MODES, measure_real_size, render
-
-    width, height = _picture_size(args.picture)
-    with tempfile.TemporaryDirectory() as own:
-        return _run(
-            measure_real_size, render, args, holds="exact", folder=args.folder or Path(own), width=width, height=height,
-            modes=MODES if args.modes == "all" else [name for name in args.modes.split(",") if name],
-            precisions=[name for name in args.precisions.split(",") if name], sizes=args.sizes or SIZES_FILE,
-            keep=lambda so_far: write_json(None if args.json == STDOUT else args.json, so_far),
-        )  # fmt: skip
-
-
-def _picture_size(text: str) -> tuple[int, int]:
-    """Width and height, of "1280x720"."""
-    width, _, height = text.partition("x")
-    if not (width.isdigit() and height.isdigit()):
-        raise ValueError(f"--picture is {text!r}; give width and height in pixels, such as 1280x720")
-    return int(width), int(height)
-
-
-@arguments
-class BenchSoakArguments(PairArguments):
-    replies: int = flag(2000, "how many to decode")
-    mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
-    max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
-    decoding: AnyDecoding = part(AnyDecoding)
-
-
-@command.command
-def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
-    """Memory, threads, open files and queues over many replies.
-
-    Decodes many replies to small noise pictures over an emulated link, with short pauses and a new session now and
-    then, and watches what the process holds. Exits with 1 if it grows beyond the bounds.
-    """
-    from dsd_lab.bench.soak import render, soak as measure
-    from dsd_lab.bench.sweeps import parse_modes
-
-    variants = parse_modes(args.mode, _given(args.decoding))
-    if len(variants) != 1:
-        raise ValueError(f"--mode {args.mode} names several modes; soak one at a time")
-    return _run(measure, render, args, holds="steady", settings=variants[0].decode)
 
 
 @arguments
@@ -503,7 +80,9 @@ def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
 
 
 @arguments
-class BenchFaultsArguments(PairArguments):
+class BenchFaultsArguments:
+    draft: str = model_option("draft")
+    target: str = model_option("target")
     count: int = flag(100, "how many faults")
     seed: int = flag(0, "which plan of faults to follow")
     transport: str = flag(
@@ -528,7 +107,8 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     from dsd_ros.decoding.modes import mode
 
     mode(args.mode)
-    settings = FaultSettings(**_same(args, FaultSettings) | _models(args))
+    models = {role: model_path(getattr(args, role), role) for role in ("draft", "target")}
+    settings = FaultSettings(**_same(args, FaultSettings) | models)
     settings.shares()
     for number in (signal.SIGINT, signal.SIGTERM):  # a job of a shell ignores the first
         signal.signal(number, signal.default_int_handler)
@@ -551,27 +131,6 @@ def _trial(bar: Progress, number: int, count: int, trial: Any) -> None:
     bar.to(number / count, line)
     if trial.problems or not is_terminal(sys.stderr):  # a log keeps every trial
         bar.say("\n    ".join([line, *trial.problems]), sys.stderr)
-
-
-@arguments
-class BenchPicturesArguments(PairArguments):
-    profile: str = flag("lte", "whose link the pictures cross")
-    images: int = flag(8, "camera pictures, each of another world")
-    width: int = flag(1280, "of a picture, pixels")
-    height: int = flag(720, "of a picture, pixels")
-
-
-@command.command
-def pictures(args: BenchPicturesArguments = BenchPicturesArguments()) -> int:
-    """What a camera's picture costs on its way to the verifier.
-
-    Sends the same pictures in each encoding, whole and as the target reads them, over an emulated link; prints bytes,
-    the time to shrink and encode, and how old the picture is when its reply begins and ends.
-    """
-    from dsd_lab.bench.pictures import measure_pictures, render
-    from dsd_lab.bench.profiles import load_profile
-
-    return _run(measure_pictures, render, args, profile=load_profile(args.profile), sides=(args.width, args.height))
 
 
 _MODEL = (

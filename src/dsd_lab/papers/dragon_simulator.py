@@ -11,14 +11,12 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from dsd_lab.papers.dragon_schedules import SCHEDULES, Schedule, latency
 from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive, check_shares
 from dsd_ros.dragon.profiler import Profile
-from dsd_ros.dragon.scheduler import delta_z
 from dsd_ros.dragon.settings import SIDES
 
 Link = Callable[[float], float]  # seconds of a round trip that begins at a time
@@ -37,30 +35,17 @@ def sample_acceptances(count: int, device: float, cloud: float, seed: int) -> np
     return np.random.default_rng([7, seed]).random((count, 2)) < [device, cloud]
 
 
-class Event(NamedTuple):
-    """Something that happened: ``cause`` is the index of the event that it follows from, -1 at the start."""
-
-    seconds: float
-    kind: str  # "start", "drafted", "draft arrives", "aggregated", "verdict arrives"
-    side: str  # where
-    position: int
-    cause: int
-    begun: float  # when the decoding or the transfer that ends here began
-    accepted: tuple[bool, bool] | None = None  # "aggregated": device's and cloud's
-    switch: bool = False
-    rtt: float = 0.0  # "aggregated": the link's then
-    delta_z: float = 0.0  # "aggregated": equation 8 of the estimates then, device less cloud
-    rates: tuple[float, float] = (0.0, 0.0)  # "aggregated": the acceptances estimated
-
-
 @dataclass(frozen=True)
 class SimulatedAnswer:
-    """Seconds until the last token was decided, and until the device had it; the events in order."""
+    """Seconds until the last token was decided, and until the device had it.
+
+    ``decided``: when and on which side each token was decided, in order.
+    """
 
     seconds: float
     delivered: float
     switches: int
-    events: list[Event] = field(repr=False)
+    decided: list[tuple[float, str]] = field(repr=False)
 
 
 class _Side:
@@ -88,7 +73,7 @@ class _Simulation:
         self.accepted, self.delays, self.link = accepted, delays, link
         self.schedule, self.window, self.aggregator, self.learned = schedule, window, first, learned
         self.sides = (_Side(), _Side())
-        self.events: list[Event] = []
+        self.decided: list[tuple[float, str]] = []
         self.pending: list[tuple[float, int, Callable[[float], None]]] = []
         self.scheduled = self.switches = 0
         self.last_arrival = [0.0, 0.0]
@@ -96,24 +81,19 @@ class _Simulation:
 
     def run(self) -> SimulatedAnswer:
         for side in (0, 1):
-            self._note(Event(0.0, "start", SIDES[side], 0, -1, 0.0))
-            self._draft(side, 0.0, side)
+            self._draft(side, 0.0)
         while self.pending:
             now, _, happen = heapq.heappop(self.pending)
             happen(now)
         assert all(side.position == len(self.accepted) for side in self.sides)
-        return SimulatedAnswer(self.seconds, self.delivered, self.switches, self.events)
-
-    def _note(self, event: Event) -> int:
-        self.events.append(event)
-        return len(self.events) - 1
+        return SimulatedAnswer(self.seconds, self.delivered, self.switches, self.decided)
 
     def _at(self, time: float, happen: Callable[[float], None]) -> int:
         self.scheduled += 1
         heapq.heappush(self.pending, (time, self.scheduled, happen))
         return self.scheduled
 
-    def _draft(self, side: int, now: float, cause: int) -> None:
+    def _draft(self, side: int, now: float) -> None:
         """Begin the next draft, unless one is under way or there are enough."""
         own = self.sides[side]
         if own.working is not None or own.made >= min(len(self.accepted), own.position + self.window):
@@ -126,12 +106,9 @@ class _Simulation:
             own.working = None
             own.made += 1
             self.learned.delays[SIDES[side]].observe(delay)
-            event = self._note(Event(then, "drafted", SIDES[side], position, cause, now))
-            self._send(
-                1 - side, then, lambda later: self._draft_arrives(1 - side, position, rejections, later, event, then)
-            )
-            self._draft(side, then, event)
-            self._aggregate(side, then, event)
+            self._send(1 - side, then, lambda later: self._draft_arrives(1 - side, position, rejections, later, then))
+            self._draft(side, then)
+            self._aggregate(side, then)
 
         number = own.working = self._at(now + delay, drafted)
 
@@ -140,14 +117,13 @@ class _Simulation:
         self.last_arrival[to] = max(self.last_arrival[to], now + self.link(now) / 2.0)
         self._at(self.last_arrival[to], arrive)
 
-    def _draft_arrives(self, side: int, position: int, rejections: int, now: float, cause: int, sent: float) -> None:
+    def _draft_arrives(self, side: int, position: int, rejections: int, now: float, sent: float) -> None:
         self.sides[side].arrived.add((position, rejections))
-        event = self._note(Event(now, "draft arrives", SIDES[side], position, cause, sent))
         # Both ways are alike here; a real side measures the round trip by echoed clocks.
         self.learned.link.observe(2.0 * (now - sent))
-        self._aggregate(side, now, event)
+        self._aggregate(side, now)
 
-    def _aggregate(self, side: int, now: float, cause: int) -> None:
+    def _aggregate(self, side: int, now: float) -> None:
         """Decide as many tokens as both sides have drafted, if this side aggregates."""
         own, other = self.sides[side], 1 - side
         while (
@@ -163,30 +139,21 @@ class _Simulation:
                 waiting += 1
             switch = self.schedule.switches(guess, SIDES[side], *held, own.made - position - 1, waiting)
             switch = switch and position + 1 < len(self.accepted)
-            rates = guess.device_acceptance, guess.cloud_acceptance
-            dz = delta_z(guess.device_delay, guess.cloud_delay, guess.round_trip, *rates)
-            event = self._note(
-                Event(now, "aggregated", SIDES[side], position, cause, now, held, switch, self.link(now), dz, rates)
-            )
+            self.decided.append((now, SIDES[side]))
             if switch:
                 self.aggregator = -1  # neither side, until the verdict arrives
                 self.switches += 1
             self.seconds = now
-            self._send(
-                other,
-                now,
-                lambda later, p=position, s=switch, e=event: self._verdict_arrives(other, p, s, later, e, now),
-            )
-            self._apply(side, position, now, event)
+            self._send(other, now, lambda later, p=position, s=switch: self._verdict_arrives(other, p, s, later))
+            self._apply(side, position, now)
 
-    def _verdict_arrives(self, side: int, position: int, switch: bool, now: float, cause: int, sent: float) -> None:
-        event = self._note(Event(now, "verdict arrives", SIDES[side], position, cause, sent, switch=switch))
+    def _verdict_arrives(self, side: int, position: int, switch: bool, now: float) -> None:
         if switch:
             self.aggregator = side
-        self._apply(side, position, now, event)
-        self._aggregate(side, now, event)
+        self._apply(side, position, now)
+        self._aggregate(side, now)
 
-    def _apply(self, side: int, position: int, now: float, cause: int) -> None:
+    def _apply(self, side: int, position: int, now: float) -> None:
         own = self.sides[side]
         assert position == own.position
         own.position += 1
@@ -196,7 +163,7 @@ class _Simulation:
             own.rejections[one] += not self.accepted[position, one]
         if not self.accepted[position, side]:
             own.working, own.made = None, own.position
-        self._draft(side, now, cause)
+        self._draft(side, now)
 
 
 def simulate(

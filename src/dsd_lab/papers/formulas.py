@@ -27,7 +27,7 @@ _OF_NUMBERS: tuple[Callable[..., Any], ...] = (
     theory.predict, theory.ar_seconds, theory.sd_seconds, theory.fsd_seconds, theory.limit_seconds,
     theory.sequence_limit, theory.fsd_speedup, api_cost, theory.expected_tokens, theory.acceptance_of,
     proofs.accepted_tokens, proofs.nodes, proofs.distributions, proofs.distribution_seconds, proofs.dsd_comm_seconds,
-    proofs.dssd_comm_seconds, proofs.round_seconds, proofs.speedup, proofs.payload, proofs.predict_proof,
+    proofs.dssd_comm_seconds, proofs.round_seconds, proofs.speedup, proofs.payload,
     acceptance.truncation_bounds, acceptance.total_acceptance, acceptance.candidate_bounds, acceptance.coupled_bound,
     dragon_schedules.latency, scheduler.delta_z,
 )  # fmt: skip

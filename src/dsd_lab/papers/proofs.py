@@ -170,56 +170,6 @@ def _sparse_bits(entries: int, vocabulary: int, b_prob: int) -> int:
     return entries * (b_prob + index_bits(vocabulary))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """One proof on one link: what a token costs, and how fast decoding gets."""
-
-    proof: str
-    acceptance: float
-    tokens: float  # gained a round
-    up_bytes: float  # a token
-    down_bytes: float
-    comm_seconds: float  # a round
-    round_seconds: float
-    speedup: float  # over the target alone beside its user
-
-
-def predict_proof(
-    proof: str,
-    *,
-    alpha: float,
-    config: Sequence[int],
-    t_p: float,
-    t_q: float,
-    t_ntt: float,
-    rate_up: float,
-    rate_down: float,
-    vocabulary: int,
-    b_prob: int = 16,
-    kept: int = 0,
-    target_kept: int = 0,
-) -> Prediction:
-    """``payload`` over a link of ``rate_up`` and ``rate_down`` bit/s; alpha is that of this very proof."""
-    check_positive(rate_up=rate_up, rate_down=rate_down)
-    check_amounts(t_ntt=t_ntt)
-    sent = payload(
-        proof, config=config, alpha=alpha, vocabulary=vocabulary, b_prob=b_prob, kept=kept, target_kept=target_kept
-    )
-    tokens = 1 + accepted_tokens([alpha] * len(config))
-    t_comm = sent.up / rate_up + sent.down / rate_down + t_ntt
-    seconds = round_seconds(gamma=len(config), t_p=t_p, t_q=t_q, t_comm=t_comm)
-    return Prediction(
-        proof=proof,
-        acceptance=alpha,
-        tokens=tokens,
-        up_bytes=sent.up / 8 / tokens,
-        down_bytes=sent.down / 8 / tokens,
-        comm_seconds=t_comm,
-        round_seconds=seconds,
-        speedup=speedup(tokens=tokens, seconds=seconds, t_q=t_q),
-    )
-
-
 # ----------------------------------------------------------------------------- what the DSSD paper prints
 
 TABLE_1_ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.99)

@@ -218,6 +218,8 @@ def measure_queues(
     swept = "predraft_workers=1,2,3", "client_queue=priority,random,fifo", "server_queue=priority,fifo"
     sweeps = [parse_sweep(text) for text in swept]
     variants = crossed(parse_modes("ar fsd", common), sweeps)
-    report = measure_modes(profile, variants, 8, draft, target, time_scale=0.4, sweeps=sweeps, progress=progress)
+    models = (ModelSettings(path, threads=1) for path in (draft, target))
+    told: dict[str, Any] = {"told": progress} if progress is not None else {}
+    report = measure_modes(profile, variants, 8, *models, time_scale=0.4, sweeps=sweeps, **told)
     write(out, report)
     return report

@@ -5,16 +5,15 @@ import json
 
 import pytest
 
-from dsd_lab.bench.fleet import draw, measure_fleet, render
+from dsd_lab.bench.fleet import BENCH, Flags, measure
+from dsd_lab.bench.harness import Decoding
 from dsd_lab.bench.pace import Pace
-from dsd_lab.bench.profiles import TABLE_9, load_profile
+from dsd_lab.bench.profiles import TABLE_9
 from dsd_lab.cli.main import main
-from dsd_lab.report import BenchError
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import MetricsSettings, VerifierSettings
-from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 
@@ -23,18 +22,26 @@ def test_a_pass_over_many_costs_what_table_9_says():
     assert [pace.seconds(n) for n in (1, 8, 32)] == pytest.approx([17.94e-3, 30.73e-3, 96.94e-3])
 
 
+def fleet(pair, **flags):
+    """The report of a bench with these flags, over a pair (target, draft)."""
+    target, draft = map(str, pair)
+    return measure(Flags(draft=draft, target=target, **flags), lambda done, text: None)
+
+
 @pytest.mark.parametrize("values", [{}, {"mode": "coupled", "temperature": 0.8}, {"temperature": 1.0}])
 def test_robots_share_passes_and_get_their_own_replies(tiny_pair, tmp_path, values):
-    settings = DecodeSettings(**({"mode": "dsd", "max_tokens": 8} | values))
-    paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
-    report = measure_fleet(load_profile("go2-a100"), settings, [1, 4], [1, 8], 1, **paths, time_scale=0.02)
+    sampled = {"temperature": values["temperature"]} if "temperature" in values else {}
+    report = fleet(
+        tiny_pair, mode=values.get("mode", "dsd"), robots="1,4", batches="1,8", replies=1, time_scale=0.02,
+        decoding=Decoding(max_tokens=8, **sampled),
+    )  # fmt: skip
     alone, turns, _, together = report["rows"]
     assert alone["largest_batch"] == turns["largest_batch"] == 1 < together["largest_batch"] <= 4
     assert together["mean_batch"] > 1 and together["tokens_per_second"] > 0
     assert report["exact"] is (None if values == {"temperature": 1.0} else True)
     assert together["share_of_n_alone"] == together["tokens_per_second"] / (4 * report["rows"][2]["tokens_per_second"])
-    assert "of n x one" in render(report)
-    draw(report, tmp_path / "fleet.png")
+    assert "of n x one" in BENCH.render(report)
+    BENCH.draw(report, tmp_path / "fleet.png")
     assert (tmp_path / "fleet.png").stat().st_size > 10_000
 
 
@@ -60,25 +67,15 @@ def test_a_verifier_at_an_address_is_measured_by_its_own_metrics(tiny_pair, tmp_
 
 
 def test_what_a_greedy_robot_costs_the_others(tiny_pair):
-    settings = DecodeSettings(mode="dsd", max_tokens=8)
-    paths = dict(zip(("target", "draft"), map(str, tiny_pair), strict=True))
-    greedy = ["pictures", "tokens"]
-    report = measure_fleet(load_profile("loopback"), settings, [2], [8], 1, **paths, greedy=greedy)
+    report = fleet(
+        tiny_pair, profile="loopback", mode="dsd", robots="2", batches="8", replies=1, greedy_robot="pictures,tokens",
+        decoding=Decoding(max_tokens=8),
+    )  # fmt: skip
     (row,) = report["rows"]
-    assert report["exact"] and list(row["beside"]) == greedy
+    assert report["exact"] and list(row["beside"]) == ["pictures", "tokens"]
     assert all(found["round_seconds_median"] > 0 < found["reply_seconds_p95"] for found in row["beside"].values())
-    assert "pictures of 16 megapixels" in render(report) and "replies without end" in render(report)
-
-
-def test_what_cannot_be_measured_is_named():
-    with pytest.raises(BenchError, match="robots is 0"):
-        measure_fleet(load_profile("loopback"), DecodeSettings(), [0], [1], 1, "draft", "target")
-    with pytest.raises(BenchError, match="no greedy robot is called 'words'; use pictures or tokens"):
-        measure_fleet(load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "target", greedy=["words"])
-    with pytest.raises(BenchError, match="keeps its own times"):
-        measure_fleet(
-            load_profile("loopback"), DecodeSettings(), [1], [1], 1, "draft", "", time_scale=0.5, dial=lambda: None
-        )
+    printed = BENCH.render(report)
+    assert "pictures of 16 megapixels" in printed and "replies without end" in printed
 
 
 def test_a_slip_is_one_sentence(capsys):
@@ -86,6 +83,9 @@ def test_a_slip_is_one_sentence(capsys):
         ("--mode dsd,fsd", "several modes"),
         ("--metrics http://127.0.0.1:9/metrics", "give --verifier too"),
         ("--robots 2,x", "--robots has 'x'"),
+        ("--robots 65", "robots is 65"),
+        ("--greedy-robot words", "no greedy robot is called 'words'; use pictures or tokens"),
+        ("--verifier ws://127.0.0.1:9 --time-scale 0.5", "keeps its own times"),
     ]:
         assert main(["bench", "fleet", *words.split()]) == 2
         err = capsys.readouterr().err

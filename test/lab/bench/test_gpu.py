@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from dsd_lab.bench import gpu
+from dsd_lab.bench import gpu, gpu_times
 from dsd_lab.bench.gpu_models import _image_processor, build_model, read_sizes
 from dsd_lab.bench.profiles import ProfileError, load_profile
 from dsd_lab.cli.main import main
@@ -37,27 +37,27 @@ def size(hidden: int, layers: int) -> dict:
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """The command line, with few passes a timing."""
-    monkeypatch.setattr(gpu, "_ENOUGH_S", 0.0)
+    monkeypatch.setattr(gpu_times, "_ENOUGH_S", 0.0)
     sizes = tmp_path / "sizes.json"
     sizes.write_text(json.dumps({"small": size(32, 2), "large": size(64, 4)}))
     tokenizer = make_tiny_model(tmp_path / "tokenizer")
     return [*COMMAND, "--sizes", str(sizes), "--tokenizer", str(tokenizer), "--json", str(tmp_path / "gpu.json")]
 
 
+def times_of(report: dict, model: str, what: str) -> dict[int, dict]:
+    return {row["count"]: row for row in report["rows"] if (row["model"], row["what"]) == (model, what)}
+
+
 def test_every_time_is_measured_and_decoding_agrees_with_transformers(command, tmp_path, capsys):
     assert main(command) == 0
     report = json.loads((tmp_path / "gpu.json").read_text())
-    target, draft = report["target_times"], report["draft_times"]
-    assert list(target["batch"]) == list(draft["step"]) == ["1", "2", "4", "8", "16", "32"]
-    assert list(target["verify"]) == ["0", "1", "2", "4", "8", "16"]
-    assert target["exits"]["exits"] == 3 and len(target["exits"]["known_ms"]) == 3
-    assert target["exits"]["known_ms"] == sorted(target["exits"]["known_ms"])
-    times = [target["prefill"], target["tree"], *target["verify"].values(), *target["batch"].values()]
-    assert all(0 < each["p10"] <= each["ms"] <= each["p90"] for each in times)
+    assert list(times_of(report, "target", "batch")) == list(times_of(report, "draft", "step")) == [1, 2, 4, 8, 16, 32]
+    assert list(times_of(report, "target", "verify")) == [0, 1, 2, 4, 8, 16]
+    (exits,) = times_of(report, "target", "exits").values()
+    assert exits["count"] == 3 and len(exits["known_ms"]) == 3 and exits["known_ms"] == sorted(exits["known_ms"])
+    assert all(0 < each["p10"] <= each["ms"] <= each["p90"] for each in report["rows"])
     assert report["agreement"]["worst"] < 1e-4 and report["agreement"]["layers_compared"] == 3
-    assert report["draft_4bit_times"]["left_out"] and report["left_out"] == []
-    printed = capsys.readouterr().out
-    assert "target: 32 drafts of 4 in a pass" in printed and "draft: a token of 1 sequences" in printed
+    assert report["left_out"] == [] and "batch" in capsys.readouterr().out
 
 
 def test_pictures_are_bounded_in_tokens_of_the_family(tmp_path):
@@ -71,18 +71,18 @@ def test_other_benches_take_a_measured_target_for_a_profile(command, tmp_path):
     assert main(command) == 0
     file = tmp_path / "gpu.json"
     report, go2 = json.loads(file.read_text()), load_profile("go2-a100")
-    target, profile = report["target_times"], load_profile(str(file))
+    profile = load_profile(str(file))
+    verify, batch = times_of(report, "target", "verify"), times_of(report, "target", "batch")
     times = profile.times
     assert profile.name == "gpu" and profile.link == go2.link and profile.gamma == go2.gamma
     assert (times.draft_s, times.draft_prefill_s) == (go2.times.draft_s, go2.times.draft_prefill_s)
-    assert times.target_s == pytest.approx(target["verify"]["0"]["ms"] / 1e3)
+    assert times.target_s == pytest.approx(verify[0]["ms"] / 1e3)
     for drafted in (1, 4, 16):
-        assert times.verify_s(1 + drafted) == pytest.approx(target["verify"][str(drafted)]["ms"] / 1e3)
-    assert times.target_prefill_s == pytest.approx(target["prefill"]["ms"] / 1e3)
-    beyond = target["exits"]["ms"] - target["verify"]["4"]["ms"]
-    assert times.exit_s == pytest.approx(max(0.0, beyond / 3e3))
-    one = target["batch"]["1"]["ms"]
-    assert dict(times.target_batch)[32] == pytest.approx(target["batch"]["32"]["ms"] / one)
+        assert times.verify_s(1 + drafted) == pytest.approx(verify[drafted]["ms"] / 1e3)
+    (prefill,), (exits,) = (times_of(report, "target", what).values() for what in ("prefill", "exits"))
+    assert times.target_prefill_s == pytest.approx(prefill["ms"] / 1e3)
+    assert times.exit_s == pytest.approx(max(0.0, (exits["ms"] - verify[4]["ms"]) / 3e3))
+    assert dict(times.target_batch)[32] == pytest.approx(batch[32]["ms"] / batch[1]["ms"])
     assert profile.without("batch").times.target_batch == ()
     modes = ["--profile", str(file), "--modes", "ar,dsd", "--images", "1", "--max-tokens", "4", "--json"]
     assert main(["bench", "modes", *modes, str(tmp_path / "modes.json")]) == 0
@@ -94,10 +94,10 @@ def test_the_robot_before_a_measured_target_may_be_described_in_its_file(command
     file = tmp_path / "gpu.json"
     assert main([*command, "--robot", "lte"]) == 0
     report = json.loads(file.read_text())
-    step = report["draft_times"]["step"]
+    step = times_of(report, "draft", "step")
     own = load_profile(str(file))
-    assert own.link == load_profile("lte").link and own.times.draft_s == pytest.approx(step["1"]["ms"] / 1e3)
-    assert own.times.batch_growth == pytest.approx(max(0.0, step["8"]["ms"] / step["1"]["ms"] - 1))
+    assert own.link == load_profile("lte").link and own.times.draft_s == pytest.approx(step[1]["ms"] / 1e3)
+    assert own.times.batch_growth == pytest.approx(max(0.0, step[8]["ms"] / step[1]["ms"] - 1))
     file.write_text(json.dumps(report | {"robot": {"delay_ms": 7, "draft_ms": 50, "gamma": 3}}))
     described = load_profile(str(file))
     assert (described.link.delay_up_s, described.gamma, described.times.draft_s) == (0.007, 3, 0.05)
@@ -105,8 +105,8 @@ def test_the_robot_before_a_measured_target_may_be_described_in_its_file(command
     for broken, said in (
         ({"robot": {"delya_ms": 7}}, "unknown setting 'delya_ms'"),
         ({"robot": "mars"}, "unknown profile 'mars'"),
-        ({"target_times": {}}, "gpu.json is no report with a target's times"),
-        ({"robot": "lte", "draft_times": None}, "gpu.json is no report"),
+        ({"rows": []}, "gpu.json is no report with a target's times"),
+        ({"robot": "lte", "rows": [r for r in report["rows"] if r["model"] == "target"]}, "gpu.json is no report"),
     ):
         file.write_text(json.dumps(report | broken))
         with pytest.raises(ProfileError, match=said):
@@ -133,10 +133,10 @@ def test_what_does_not_agree_is_said(command, tmp_path, monkeypatch):
 def test_parts_are_left_out_when_time_is_up(command, tmp_path, monkeypatch, capsys):
     now = iter(range(0, 10_000_000, 100))
     monkeypatch.setattr(gpu, "_clock", lambda: float(next(now)))
-    assert main([*command, "--seconds", "250"]) == 0
+    assert main([*command, "--seconds", "150"]) == 0
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["left_out"] == ["draft_times", "draft_4bit_times"]
-    assert "left out for lack of time: draft times" in capsys.readouterr().out
+    assert report["left_out"] == ["draft"]
+    assert "left out for lack of time: draft" in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_refused(command, capsys):
@@ -144,8 +144,10 @@ def test_what_cannot_be_measured_is_refused(command, capsys):
         (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         (["--device", "abacus"], "device 'abacus' cannot be used"),
         (["--draft-size", "qwen9"], "there is no model size 'qwen9'; choose from small, large"),
+        (["--parts", "tea"], "there is no part 'tea'; name some of times, modes, drafts"),
+        (["--draft-layers", "5"], "draft-layers is 5; use 1 to 4"),
         (["--picture", "1280"], "--picture is '1280'; give width and height"),
-        (["--picture", "9999x20"], "a side of the picture is 20 pixels"),
+        (["--picture", "9999x20"], "a side of the picture is 9999 pixels"),
     ]:
         assert main([*command, *given]) == 2
         assert sentence in capsys.readouterr().err

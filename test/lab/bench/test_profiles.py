@@ -69,23 +69,15 @@ def test_an_unknown_profile_error_lists_the_profiles():
 def test_a_profile_that_cannot_be_used_is_refused_with_a_sentence(tmp_path):
     for text, said in [
         ("", "no profiles"),
-        ("- a", "no profiles"),
         ("a: [", "no YAML"),
-        ("a: 3", "no mapping"),
         ("a: {delay_ms: 1, delya_ms: 2}", "delya_ms"),
         ("a: {delay_ms: -1}", "delay_ms of profile a is -1"),
-        ("a: {delay_ms: yes}", "delay_ms of profile a is True"),
-        ("a: {delay_ms: .nan}", "delay_ms"),
         ("a: {up_mbps: 1}", "needs either delay_ms"),
-        ("a: {delay_ms: 1, delay_up_ms: 1}", "needs either delay_ms"),
         ("a: {delay_up_ms: 1}", "needs both delay_up_ms"),
         ("a: {delay_ms: 1, draft_ms: 1}", "needs both draft_ms"),
         ("a: {delay_ms: 1, draft_ms: 0, target_ms: 1}", "draft_ms of profile a is 0"),
         ("a: {delay_ms: 1, exit_ms: 1}", "has exit_ms without draft_ms"),
-        ("a: {delay_ms: 1, draft_ms: 1, target_ms: 1, draft_prefill_ms: 0}", "draft_prefill_ms of profile a is 0"),
-        ("a: {delay_ms: 1, draft_ms: 1, target_ms: 1, thread_growth: -1}", "thread_growth of profile a is -1"),
         ("a: {delay_ms: 1, gamma: 0}", "gamma of profile a"),
-        ("a: {delay_ms: 1, gamma: 2.5}", "gamma of profile a"),
         ("a: {delay_ms: 1, up_mbps: 0.0001}", "rate_up_bps"),
     ]:
         path = tmp_path / "profiles.yaml"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dsd-lab bench real-size`: at small sizes of both families by default, at Qwen2-VL-2B's own behind `slow`."""
+"""`dsd-lab bench gpu --parts modes,drafts`: at small sizes of both families, at Qwen2-VL-2B's own behind `slow`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from dsd_lab.bench.gpu import Flags, measure
 from dsd_lab.bench.gpu_models import read_sizes
 from dsd_lab.bench.real_pair import SPECIAL_TOKENS, write_pair
-from dsd_lab.bench.real_size import MODES, measure_real_size
 from dsd_lab.cli.main import main
-from dsd_lab.report import BenchError
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -47,48 +46,22 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "precisions"), [("small-qwen2", "none,int8,4bit"), ("small-qwen3", "")])
-def test_every_mode_gives_the_reply_of_ar(size, precisions, tmp_path, capsys):
+@pytest.mark.parametrize(("size", "parts"), [("small-qwen2", "modes,drafts"), ("small-qwen3", "modes")])
+def test_every_mode_gives_the_reply_of_ar(size, parts, tmp_path, capsys):
     sizes, file = tmp_path / "sizes.json", tmp_path / "report.json"
     sizes.write_text(json.dumps(SIZES))
-    command = ["bench", "real-size", "--size", size, "--draft-layers", "2", "--picture", "128x96"]
-    command += ["--sizes", str(sizes), "--precisions", precisions]
-    assert main([*command, "--json", str(file)]) == 0
+    command = ["bench", "gpu", "--target-size", size, "--draft-layers", "2", "--picture", "128x96", "--parts", parts]
+    assert main([*command, "--sizes", str(sizes), "--json", str(file)]) == 0
     report = json.loads(file.read_text())
-    assert {row["label"] for row in report["rows"]} == set(PRESETS) == set(MODES)
-    assert report["exact"] and all(row["same"] and row["differs_at"] is None for row in report["rows"])
-    rows = {row["label"]: row for row in report["rows"]}
+    rows = {row["label"]: row for row in report["rows"] if "tau" in row}
+    assert rows.keys() == set(PRESETS)
+    assert report["exact"] and all(row["same"] and row["differs_at"] is None for row in rows.values())
     assert rows["ar"]["tau"] == 1.0 and rows["dsd"]["tau"] > 1.5 and len(set(report["tokens"])) > 2
-    assert ",".join(row["quantization"] for row in report["drafts"]) == precisions
-    assert all(row["token_ms"] > 0 and row["peak_gb"] >= row["resident_gb"] > 0 for row in report["drafts"])
+    drafts = [row for row in report["rows"] if "quantization" in row]
+    assert [row["quantization"] for row in drafts] == (["none", "int8", "4bit"] if "drafts" in parts else [])
+    assert all(row["token_ms"] > 0 and row["peak_gb"] >= row["resident_gb"] > 0 for row in drafts)
     printed = capsys.readouterr().out
-    assert "mc-tslt" in printed and ("4bit" in printed) == bool(precisions) and "times the weights" in printed
-
-
-def test_what_is_measured_is_kept_after_each_row(tmp_path):
-    sizes = tmp_path / "sizes.json"
-    sizes.write_text(json.dumps(SIZES))
-    kept: list[tuple[int, int]] = []
-    report = measure_real_size(
-        "small-qwen2", tmp_path, draft_layers=2, modes=("ar", "dsd"), precisions=("none",), height=96, width=128,
-        sizes=sizes, keep=lambda so_far: kept.append((len(so_far["rows"]), len(so_far["drafts"]))),
-    )  # fmt: skip
-    assert report["exact"] and kept == [(1, 0), (2, 0), (2, 1)]
-
-
-def test_the_terminal_gets_one_report(tmp_path, capsys):
-    sizes = tmp_path / "sizes.json"
-    sizes.write_text(json.dumps(SIZES))
-    command = ["bench", "real-size", "--size", "small-qwen2", "--draft-layers", "2", "--picture", "128x96"]
-    assert main([*command, "--sizes", str(sizes), "--modes", "ar", "--precisions", "", "--json", "-"]) == 0
-    assert [row["label"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["ar"]
-
-
-def test_sizes_that_cannot_be_measured(tmp_path):
-    with pytest.raises(BenchError, match="no model size 'huge'; choose from qwen2-vl-2b"):
-        measure_real_size("huge", tmp_path)
-    with pytest.raises(BenchError, match="draft-layers is 29; use 1 to 28"):
-        measure_real_size("qwen2-vl-2b", tmp_path, draft_layers=29)
+    assert "mc-tslt" in printed and ("draft, 4bit" in printed) == bool(drafts) and "times the weights" in printed
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +109,15 @@ _LOAD = """
 import gc
 import sys
 import torch
-from dsd_lab.bench.real_size import _memory
+from dsd_lab.bench.gpu import memory
 from dsd_ros.vlm.loading import ModelSettings, load_model
 load_model(ModelSettings(sys.argv[1], dtype="bfloat16"))  # what is imported, and the tokenizer's memory
 gc.collect()
-before = _memory("VmHWM")
+before = memory("VmHWM")
 model = load_model(ModelSettings(sys.argv[2], dtype="bfloat16"))
 for weights in model.hf.parameters():
     weights.sum()
-print((_memory("VmHWM") - before) / sum(weights.nbytes for weights in model.hf.parameters()))
+print((memory("VmHWM") - before) / sum(weights.nbytes for weights in model.hf.parameters()))
 """
 
 
@@ -158,9 +131,10 @@ def test_loading_keeps_no_second_copy(medium):
 @pytest.mark.parametrize("size", ["qwen2-vl-2b", "qwen3-vl-2b"])
 def test_a_published_size_decodes_on_this_machine(size, tmp_path):
     """Some minutes on two cores, 7 GB on disk and in memory. In bfloat16 equal replies are measured, not promised."""
-    report = measure_real_size(
-        size, tmp_path, modes=("ar", "dsd", "fsd", "mc-dsd"), precisions=(), max_tokens=6, height=224, width=448
+    flags = Flags(
+        parts="modes", target_size=size, folder=tmp_path, modes="ar,dsd,fsd,mc-dsd", max_tokens=6, picture="448x224"
     )
+    report = measure(flags, lambda done, text: None)
     assert read_sizes()[size]["text_config"]["vocab_size"] == 151_936
     assert report["exact"], report["rows"]
     assert report["weights_gb"][1] > 4 and report["peak_gb"] <= BOUND * report["weights_gb"][1]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from in_process import dsd_lab
-from text_pair import EVERY_PROOF, GREEDY, text_pair
+from text_pair import GREEDY, text_pair
 
 from dsd_lab.bench import spec
+from dsd_lab.bench.harness import Decoding
 from dsd_lab.bench.spec import TASKS, chosen, read_questions
 from dsd_lab.figures.pages import Pages
 from dsd_lab.report import BenchError
-from dsd_ros.vlm.loading import ModelSettings
 
 # In Spec-Bench's format; its own questions are not copied here.
 QUESTIONS = [
@@ -74,13 +74,6 @@ def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, que
     assert shown.count("| `dsd` |") == 2 and "6 of Spec-Bench's 480 questions, temperature 0" in shown
 
 
-def test_sampled_replies_are_the_targets_in_every_proof(capsys, pair, questions, tmp_path):
-    more = ["--modes", EVERY_PROOF, "--temperature", "1", "--per-category", "1", "--max-tokens", "8"]
-    code, _, err, report = run(capsys, pair, questions, tmp_path, *more)
-    assert code == 0, err
-    assert report["temperature"] == 1.0 and len(report["rows"]) == len(EVERY_PROOF.split())
-
-
 def test_an_interrupted_run_asks_only_what_is_left(capsys, pair, questions, tmp_path, monkeypatch):
     asked, ask = [], spec._Run.ask
 
@@ -92,24 +85,21 @@ def test_an_interrupted_run_asks_only_what_is_left(capsys, pair, questions, tmp_
 
     monkeypatch.setattr(spec._Run, "ask", counted)
     with pytest.raises(KeyboardInterrupt):
-        spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache")
+        spec.measure(flags(pair, questions, tmp_path), lambda done, text: None)
     (kept,) = (tmp_path / "cache").iterdir()
     kept.write_text(kept.read_text() + '[5, {"cut')  # killed while writing
     monkeypatch.setattr(spec._Run, "ask", lambda self, q, say: asked.append(q.number) or ask(self, q, say))
-    report = spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache")
+    report = spec.measure(flags(pair, questions, tmp_path), lambda done, text: None)
     assert asked == [1, 2, 3, 4, 5, 6] and not any((tmp_path / "cache").iterdir())
     assert report["rows"][0]["tasks"]["Overall"]["questions"] == 6
 
 
-def measured(pair):
-    from dsd_lab.bench.profiles import load_profile
-    from dsd_lab.bench.sweeps import parse_modes
-
-    return load_profile("loopback"), parse_modes("ar dsd", {"max_tokens": 4})
-
-
-def settings(pair):
-    return ModelSettings(pair[3], threads=1), ModelSettings(pair[1], threads=1)
+def flags(pair, questions, tmp_path, **more):
+    """Modes ar and dsd; ``pair``: as the command line has it."""
+    return spec.Flags(
+        questions=questions, model=pair[1], draft=pair[3], modes="ar dsd", decoding=Decoding(max_tokens=4),
+        cache=tmp_path / "cache", **more,
+    )  # fmt: skip
 
 
 def test_other_tokens_end_the_run(capsys, pair, questions, tmp_path, monkeypatch):
@@ -135,7 +125,7 @@ def test_earlier_turns_are_in_the_prompt(pair, questions, tmp_path, monkeypatch)
         return honest(self, decode, messages, seed)
 
     monkeypatch.setattr(spec._Run, "_reply", noted)
-    spec.measure_spec(*measured(pair), questions, *settings(pair), cache=tmp_path / "cache", per_task=1)
+    spec.measure(flags(pair, questions, tmp_path, per_category=1), lambda done, text: None)
     assert seen.count(["user", "assistant", "user"]) == 2  # the second turn, in two modes
 
 

@@ -1,45 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSSD's and TSLT's formulas by hand, DSSD's Table 1 cell for cell."""
+"""DSSD's and TSLT's formulas by hand; DSSD's Table 1 is held to docs/papers.md."""
 
 from __future__ import annotations
 
 import pytest
 
 from dsd_lab.papers.proofs import (
-    TABLE_1_GAMMAS,
     TABLE_2,
     accepted_tokens,
     distribution_seconds,
     distributions,
     dsd_comm_seconds,
     dssd_comm_seconds,
-    dssd_table_1,
     index_bits,
     nodes,
     payload,
-    predict_proof,
     round_seconds,
     speedup,
 )
 from dsd_lab.papers.theory import TheoryError, expected_tokens
-
-# As the paper prints it: 1 - alpha^gamma (T_comm).
-TABLE_1 = {
-    2: "0.75 (26.00 ms) 0.64 (25.12 ms) 0.51 (24.08 ms) 0.36 (22.88 ms) 0.19 (21.52 ms) 0.02 (20.16 ms)",
-    4: "0.94 (27.50 ms) 0.87 (26.96 ms) 0.76 (26.08 ms) 0.59 (24.72 ms) 0.34 (22.75 ms) 0.04 (20.32 ms)",
-    6: "0.98 (27.88 ms) 0.95 (27.63 ms) 0.88 (27.06 ms) 0.74 (25.90 ms) 0.47 (23.75 ms) 0.06 (20.47 ms)",
-    8: "1.00 (27.97 ms) 0.98 (27.87 ms) 0.94 (27.54 ms) 0.83 (26.66 ms) 0.57 (24.56 ms) 0.08 (20.62 ms)",
-}
-
-
-def cells(row: str) -> list[str]:
-    return [cell + ")" for cell in row.replace(") ", ")").split(")") if cell]
-
-
-def test_table_1_cell_for_cell():
-    for gamma, printed in TABLE_1.items():
-        row = dssd_table_1()[TABLE_1_GAMMAS.index(gamma)]
-        assert [f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row] == cells(printed)
 
 
 def test_dssd_equations():
@@ -119,36 +98,14 @@ def test_payloads_by_hand():
     assert split.down == 4 + rows * 1024 * 16 + 0.125 * 10
 
 
-def test_a_vocabulary_of_152_thousand():
-    """DSD sends 300 kB a drafted token; the draft's ids alone are a few bytes."""
-    link = {"t_p": 0.07, "t_q": 0.6, "t_ntt": 0.2, "rate_up": 1e7, "rate_down": 1e7}
-    says = {
-        proof: predict_proof(proof, alpha=0.7, config=[1] * 4, vocabulary=152064, kept=1520, target_kept=40, **link)
-        for proof in ("full", "split", "truncated", "coupled")
-    }
-    tokens = expected_tokens(alpha=0.7, gamma=4)
-    assert says["full"].up_bytes * tokens / 4 == pytest.approx(304e3, rel=1e-3)
-    assert says["coupled"].up_bytes < 8 and says["coupled"].down_bytes < 8
-    assert says["split"].up_bytes < 8 < says["split"].down_bytes
-    assert says["coupled"].up_bytes < says["split"].up_bytes < says["truncated"].up_bytes
-    coupled = says["coupled"]
-    assert coupled.round_seconds == pytest.approx(0.28 + 0.6 + coupled.comm_seconds)
-    assert coupled.comm_seconds == pytest.approx(0.2 + (72 + 21) / 1e7)
-    assert coupled.speedup == pytest.approx(tokens * 0.6 / coupled.round_seconds)
-
-
 def test_what_no_formula_takes_is_refused():
     for call, message in [
         (lambda: expected_tokens(alpha=1.2, gamma=4), "share from 0 to 1"),
-        (lambda: expected_tokens(alpha=float("nan"), gamma=4), "share from 0 to 1"),
         (lambda: expected_tokens(alpha=0.5, gamma=0), "at least 1 token"),
         (lambda: accepted_tokens([0.5, -0.1]), "layer 2"),
-        (lambda: nodes([2, 0]), "at least 1 child"),
-        (lambda: distributions([]), "at least 1 child"),
         (lambda: index_bits(1), "at least 2"),
         (lambda: distribution_seconds(entries=5, b_prob=16, rate=0), "above 0"),
         (lambda: dssd_comm_seconds(alpha=0.5, gamma=4, t_v=-1), "0 or more"),
-        (lambda: dsd_comm_seconds(sent=2, t_v=1, t_ntt=float("inf")), "0 or more"),
         (lambda: payload("none", config=[1], alpha=0.5, vocabulary=9), "no proof 'none'"),
         (lambda: payload("truncated", config=[1], alpha=0.5, vocabulary=9), "keep 1 or more"),
     ]:

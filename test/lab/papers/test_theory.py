@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSD's formulas, its Table 1 cell by cell, and where its measurements deviate from Table 4."""
+"""FSD's formulas, and where its measurements deviate from Table 4."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dsd_lab.cli.main import main
 from dsd_lab.papers import theory
 from dsd_lab.papers.formulas import FORMULAS, described
 from dsd_lab.papers.theory import (
-    PRICES,
     SETUPS,
     Prices,
     TheoryError,
@@ -26,23 +25,6 @@ from dsd_lab.papers.theory import (
 )
 
 GO2 = {"n": 200, "tau": 2.92, "gamma": 4, "t_p": 0.072, "t_q": 0.62, "t_c": 0.12, "r": 0.5563}
-# Cloud AR, cloud SD, edge-cloud SD, and how much cheaper the last two are.
-TABLE_1 = [
-    ("Qwen1.5", 540, 360, 270, 33, 50),
-    ("llama-3.1", 540, 312, 270, 42, 50),
-    ("llama3", 454, 286, 217, 37, 52),
-    ("Qwen-2-VL", 420, 390, 210, 7, 50),
-]
-
-
-def test_table_1_cell_for_cell():
-    for prices, row in list(zip(PRICES, TABLE_1, strict=True)):
-        name, ar, cloud_sd, edge_cloud_sd, less, least = row
-        cost = api_cost(prices)
-        assert name in prices.name
-        assert (cost.ar, cost.cloud_sd, cost.edge_cloud_sd) == pytest.approx((ar, cloud_sd, edge_cloud_sd))
-        assert round(100 * (1 - cost.cloud_sd / cost.ar)) == less
-        assert round(100 * (1 - cost.edge_cloud_sd / cost.ar)) == least
 
 
 def test_no_method_that_drafts_sequences_beats_the_limit():
@@ -113,29 +95,17 @@ def test_where_the_papers_figures_part_from_its_formulas():
     assert predict(**{**GO2, "r": 0.0}).fsd_over_sd == pytest.approx(robot.fsd_over_sd, abs=0.01)
 
 
-def test_table_5_ratios():
-    ratios = [round(s.draft_round / 4 / s.t_q, 2) for s in SETUPS[:6]]
-    assert ratios == pytest.approx([0.17, 0.06, 0.65, 0.22, 0.14, 0.05], abs=0.011)
-
-
 def test_what_no_formula_takes_is_refused():
     for change, message in [
         ({"tau": 5.5}, "gains 1 to 5"),
-        ({"tau": 0.5}, "gains 1 to 5"),
-        ({"tau": float("nan")}, "gains 1 to 5"),
         ({"gamma": 0}, "at least 1 token"),
         ({"r": 1.01}, "share from 0 to 1"),
         ({"t_q": 0.0}, "above 0"),
-        ({"n": 0}, "above 0"),
         ({"t_c": -0.1}, "0 or more"),
-        ({"t_p": float("inf")}, "0 or more"),
         ({"t_r": float("nan")}, "0 or more"),
     ]:
         with pytest.raises(TheoryError, match=message):
             predict(**{**GO2, **change})
-
-
-LINK = ["t_p=0.07", "t_q=0.6", "t_ntt=0.2", "rate_up=1e7", "rate_down=1e7", "vocabulary=152064"]
 
 
 def test_a_formula_by_its_name(capsys, tmp_path):
@@ -154,7 +124,8 @@ def test_a_formula_by_its_name(capsys, tmp_path):
     ):
         assert main(["papers", "formula", *words.split(), "--json", str(file)]) == 0
         assert json.loads(file.read_text())[name] == pytest.approx(value)
-    assert main(["papers", "formula", "predict_proof", "proof=coupled", "alpha=0.5", "config=1,1", *LINK]) == 0
+    words = ["proof=coupled", "alpha=0.5", "config=1,1", "vocabulary=152064"]
+    assert main(["papers", "formula", "payload", *words]) == 0
     assert all(described(name) for name in FORMULAS)
 
 
@@ -163,10 +134,8 @@ def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch):
         ("papers formula predct", "there is no formula 'predct'"),
         ("papers formula api_cost draft_in=1", "needs draft_out, target_in, target_out"),
         ("papers formula api_cost draft_in=1 draft_out=1 target_in=1 target_out=nan", "0 or more"),
-        ("papers formula fsd_speedup gamma=4 c=0.1 r=55", "share from 0 to 1"),
         ("papers formula fsd_speedup gamma=4.5 c=0.1 r=0.5", "gamma is '4.5'; give int"),
         ("papers formula fsd_speedup gamma=4 tua=3", "'tua=3' is no argument"),
-        ("papers formula expected_tokens alpha=0.5 gamma=0", "at least 1 token"),
     ]:
         monkeypatch.chdir(tmp_path)
         assert main(line.split()) == 2

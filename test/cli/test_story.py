@@ -178,7 +178,7 @@ def test_decode_colours_its_tokens_and_explains_itself_in_plain_words(models, pi
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
     monkeypatch.setenv("TERM", "xterm-256color")
     _, out, said = dsd(capsys, *command, "stream", *pair)
-    assert re.search(r"\x1b\[32m[^\x1b]+\x1b\[0m", out) and "\x1b[94m" in out and "loading the draft model" in said
+    assert re.search(r"\x1b\[32m[^\x1b]+\x1b\[0m", out) and "\x1b[94m" in out and "decoding" in said
     legend, figures = plain(said)[-2:]
     assert legend.endswith("accepted drafts, rejected drafts, the target's own tokens")
     passes = r"\d+ tokens in \d+ pass(es)? of the target, \d+ % from drafts, [\d.]+ s, about .* \(estimate\), .* down"

@@ -130,8 +130,10 @@ class Progress:
         if self._live is None:
             from rich.live import Live
 
-            quiet = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-            self._live = Live(console=console(sys.stderr), transient=True, **quiet)
+            self._live = Live(
+                console=console(sys.stderr), transient=True, auto_refresh=False, redirect_stdout=False,
+                redirect_stderr=False,
+            )  # fmt: skip
             self._live.start()
         if now - self._drawn > _REDRAW_S:
             self._drawn = now

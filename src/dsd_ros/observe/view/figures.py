@@ -44,11 +44,11 @@ class ReplyFigures:
     @classmethod
     def of(cls, message: Any) -> ReplyFigures:
         """From a dsd_msgs/DecodeStats; what is no finite number becomes 0."""
-        values = {name: getattr(message, name) for name in cls.__dataclass_fields__ if name not in _TIMES}
+        values: dict[str, Any] = {name: getattr(message, name) for name in cls.__dataclass_fields__.keys() - _TIMES}
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):
                 values[name] = 0.0
-        return cls(**values, **{name: seconds_of(getattr(message, time)) for name, time in _TIMES.items()})
+        return cls(**values | {name: seconds_of(getattr(message, time)) for name, time in _TIMES.items()})
 
     @property
     def passes_per_token(self) -> float:

@@ -75,7 +75,7 @@ def test_a_run_becomes_the_events_of_the_live_page(faults, shown):
     for reply, step in zip(whole, faults.steps, strict=True):
         kept = "".join(text for text, kind, _ in reply["tokens"] if kind != "rejected")
         assert kept == step.text
-    assert len(events["reply"]) == sum(len(step.rounds) for step in faults.steps)  # one a pass
+    assert len(events["reply"]) == sum(len(step.rounds) + 1 for step in faults.steps)  # one a pass, and the whole
     assert {why for e in events["hold"] for why in e["v"]["causes"]} == {w for s in faults.stops for w in s.causes}
     assert events["end"][-1]["v"]["outcome"] == "ARRIVED" and len(events["stats"]) == len(faults.steps)
     assert len(events["view"]) > 20 and len(events["pose"]) == len(faults.path)

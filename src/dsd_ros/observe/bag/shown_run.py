@@ -33,14 +33,14 @@ def feed_of(run: Run) -> PageFeed:
         )
     }  # fmt: skip
     cameras = {bag.topic(_CAMERA), f"{bag.topic(_CAMERA)}/compressed"}
+    for came, *pose in run.path:
+        feed.add("pose", pose_event(pose), max(0.0, (came - run.began) * 1e-9))
     poses, seen = deque(run.path), -(2**63)
     apart = max(_PICTURE_S, run.seconds / _PICTURES) * 1e9
     for record in bag.messages({*handlers, *cameras, _LOG, *map(bag.topic, _HEALTH)}):
         at = max(0.0, (record.at - run.began) * 1e-9)
         while poses and poses[0][0] <= record.at:
-            came, *pose = poses.popleft()
-            state.pose = (pose[0], pose[1], pose[2])
-            feed.add("pose", pose_event(pose), max(0.0, (came - run.began) * 1e-9))
+            state.pose = poses.popleft()[1:]
         if record.topic in cameras and record.at - seen < apart:
             continue
         try:

@@ -2,14 +2,12 @@
 """Pictures of the documentation that come from a run.
 
     python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
-    python tools/draw_pictures.py rounds docs/images/rounds.png
     python tools/draw_pictures.py overlay docs/images/overlay.png
     python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png     (needs Chromium)
 
-"run": what the robot saw at some of its steps, and its path over the map. "rounds": the rounds of a reply as lanes over
-time, one mode below the other at one scale, of one held-out picture and the shipped pair. "overlay": the shipped pair's
-reply about the first picture of the demo, with the link and without it. "page": the live page at the end of a recorded
-run. Each PNG names the models of its run by their fingerprints.
+"run": what the robot saw at some of its steps, and its path over the map. "overlay": the shipped pair's reply about the
+first picture of the demo, with the link and without it. "page": the live page at the end of a recorded run. Each PNG
+names the models of its run by their fingerprints.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +25,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
-from tokenizers import Tokenizer
 
-from dsd_lab.bench.modes import verifier_of
-from dsd_lab.bench.pace import hold, paced
-from dsd_lab.bench.profiles import load_profile
-from dsd_lab.bench.scenes import WARM_UP_TOKENS, decode, held_out_scenes
-from dsd_lab.bench.sweeps import parse_modes
 from dsd_lab.figures.runs import shipped
-from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED
 from dsd_ros.cloud.engine import in_process_channel
 from dsd_ros.decoding.settings import DecodeSettings
@@ -45,9 +36,8 @@ from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.observe.bag.shown_run import feed_of
 from dsd_ros.observe.view.figures import ReplyFigures
-from dsd_ros.observe.view.overlay import INK, OverlayPainter, blank, draw_legend, draw_tokens, line_height, write
+from dsd_ros.observe.view.overlay import OverlayPainter
 from dsd_ros.observe.view.state import Overlay, Round, ShownReply
-from dsd_ros.observe.view.timeline import draw_timeline, spans_of
 from dsd_ros.observe.view.web import WebServer
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
@@ -59,12 +49,6 @@ STAMP = "models"  # key of a PNG's text with the fingerprints of the models that
 VIEWS = 3
 _VIEW_WIDTH = 400  # pixels
 _CAPTION = 104  # height of the text below a view
-WIDTH = 1000  # of the rounds' picture
-PROFILE, MODES = "go2-a100", "dsd fsd"
-_TIME_SCALE = 2.0  # slower than the profile, so that this machine's own speed does not show
-_TOKENS_HEIGHT = 68
-_MARGIN = 70  # of a timeline, left and right of its spans
-_SIZE = 14
 
 
 def draw_run(report: dict[str, Any]) -> Image.Image:
@@ -104,73 +88,20 @@ def _captioned(view: np.ndarray, step: dict[str, Any], number: int) -> Image.Ima
     return sheet
 
 
-def reply_of(decoded: DecodedReply, text: Callable[[int], str], time_scale: float = 1.0) -> ShownReply:
-    """A decoded reply as views show it; its seconds divided by ``time_scale``. ``text``: of one token."""
-    reply = ShownReply(text=decoded.text, done=True, mode=decoded.mode)
-    for record in decoded.records:
-        reply = reply.with_round(_round_of(record, text, time_scale))
-    return reply
+def reply_of(decoded: DecodedReply, text: Callable[[int], str]) -> ShownReply:
+    """A decoded reply as the overlay shows it. ``text``: of one token."""
+    rounds = tuple(_round_of(record, text) for record in decoded.records)
+    return ShownReply(text=decoded.text, rounds=rounds, done=True, mode=decoded.mode)
 
 
-def _round_of(record: RoundRecord, text: Callable[[int], str], scale: float) -> Round:
+def _round_of(record: RoundRecord, text: Callable[[int], str]) -> Round:
     return Round(
         drafted=record.drafted,
         accepted=record.accepted,
         gained=tuple(map(text, record.gained)),
         rejected=tuple(map(text, record.rejected)),
         source=record.source,
-        ready=record.ready,
-        began=record.began_seconds / scale,
-        draft=record.draft_seconds / scale,
-        wait=record.wait_seconds / scale,
-        verify=record.verify_seconds / scale,
-        model=record.model_seconds / scale,
-        exits=tuple((layer, at / scale) for layer, at in zip(record.exit_layers, record.exit_seconds, strict=True)),
-        first_exit=record.first_exit,
-        predrafts=record.predrafts,
-        bytes_up=record.bytes_up,
-        bytes_down=record.bytes_down,
     )
-
-
-def draw_rounds(replies: Sequence[tuple[str, ShownReply]], width: int = WIDTH) -> np.ndarray:
-    """uint8 (height, width, 3), RGB: each reply's title, tokens and lanes; the longest one takes the whole width."""
-    seconds = [max(span.end for span in spans_of(reply)) for _, reply in replies]
-    parts = []
-    for (title, reply), whole in zip(replies, seconds, strict=True):
-        head = blank(line_height(_SIZE) + 8, width)
-        write(head, 6, 5, title, _SIZE, INK)
-        tokens = blank(_TOKENS_HEIGHT, width)
-        draw_tokens(tokens, reply, _SIZE, _TOKENS_HEIGHT)
-        lanes = draw_timeline(reply, _MARGIN + round((width - _MARGIN) * whole / max(seconds)))
-        sheet = blank(lanes.shape[0] + 8, width)
-        sheet.paste(Image.fromarray(lanes), (0, 0))
-        parts += [head, tokens, sheet]
-    legend = blank(line_height(_SIZE) + 6, width)
-    draw_legend(legend, 6, 2, replies[0][1].mode)
-    return np.concatenate([*parts, legend])
-
-
-def measure_rounds() -> list[tuple[str, ShownReply]]:
-    """One held-out picture in each mode, over the profile's link and with its models' times."""
-    models = models_directory()
-    tokenizer = Tokenizer.from_file(str(models / "draft" / "tokenizer.json"))
-    profile = load_profile(PROFILE)
-    stretched = profile.stretched(_TIME_SCALE)
-    robot, cloud = (paced(load_model(ModelSettings(str(models / role), threads=1))) for role in ("draft", "target"))
-    (scene,) = held_out_scenes(1)
-    found: list[tuple[str, ShownReply]] = []
-    with verifier_of(cloud, "local") as connect:
-        variants = parse_modes(MODES, {}, profile.gamma)
-        for variant in variants:  # what happens once in a process must not be measured
-            decode(connect(), robot, replace(variant.decode, max_tokens=WARM_UP_TOKENS), scene)
-        hold(robot, cloud, stretched)
-        for variant in variants:
-            decoded = decode(EmulatedChannel(connect(), stretched.link), robot, variant.decode, scene)
-            figures = f"{len(decoded.tokens)} tokens in {decoded.rounds} rounds"
-            title = f"mode {variant.decode.mode}: {decoded.seconds / _TIME_SCALE:.1f} s, {figures}"
-            found.append((title, reply_of(decoded, lambda token: tokenizer.decode([token]), _TIME_SCALE)))
-    return found
 
 
 def draw_page(bag: Path, picture: Path) -> None:
@@ -228,15 +159,12 @@ def main() -> None:
     match sys.argv[1:]:
         case ["run", report, picture]:
             save(draw_run(json.loads(Path(report).read_text())), picture)
-        case ["rounds", picture]:
-            drawn = Image.fromarray(draw_rounds(measure_rounds()))
-            save(drawn.quantize(64, dither=Image.Dither.NONE), picture)
         case ["overlay", picture]:
             save(draw_overlay(), picture)
         case ["page", bag, picture]:
             draw_page(Path(bag), Path(picture))
         case _:
-            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds | overlay | page BAG) picture.png")
+            sys.exit("usage: python tools/draw_pictures.py (run run.json | overlay | page BAG) picture.png")
 
 
 if __name__ == "__main__":

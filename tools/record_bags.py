@@ -201,7 +201,7 @@ def missing(name: str, bag: Path) -> str:
     if not bag.is_dir():
         return "no bag was written"
     run = read_run(open_bag(bag))
-    if run.bag.notes or len(run.steps) < 3 or not all(step.tokens for step in run.steps):
+    if run.bag.notes or len(run.steps) < 3 or not all(step.text and step.instruction for step in run.steps):
         return "replies are missing or incomplete"
     if not any(topic.endswith("/instruction") for topic in run.bag.counts):
         return "the instruction is missing"

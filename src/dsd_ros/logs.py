@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from dsd_ros.options import check_options, option
 from dsd_ros.shown import LINES, masked, shown
@@ -85,21 +84,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]  # no generic class in Python 3.10
-    """Writes to the current sys.stderr."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-
 @contextmanager
 def logging_to_stderr(settings: LogSettings) -> Iterator[None]:
     """Log this package's lines from ``settings.log_level`` up, and other packages' warnings."""
-    handler = _Stderr()
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     root, package = logging.getLogger(), logging.getLogger(ROOT)
     before = package.level

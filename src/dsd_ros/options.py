@@ -31,19 +31,10 @@ def option(
     :param varies: the default in words, where it depends on the environment.
     :param check: raises ValueError, one sentence, for a value that cannot be used.
     """
-    metadata: dict[str, Any] = {"help": text}
-    if low is not None:
-        metadata["min"] = low
-    if high is not None:
-        metadata["max"] = high
-    if choices:
-        metadata["choices"] = choices
-    if allowed:
-        metadata["range"] = allowed
-    if check:
-        metadata["check"] = check
-    if varies:
-        metadata["varies"] = varies
+    known = {
+        "help": text, "min": low, "max": high, "choices": choices, "range": allowed, "check": check, "varies": varies,
+    }  # fmt: skip
+    metadata = {name: value for name, value in known.items() if value not in (None, (), "")}
     return field(default=default, metadata=metadata)
 
 

@@ -73,13 +73,6 @@ def data_directory() -> Path:
     return base / PACKAGE
 
 
-def cache_directory() -> Path:
-    """Where files are kept that dsd can do without, by the same specification; need not exist yet."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if Path(given).is_absolute() else user_path("~/.cache")
-    return base / PACKAGE
-
-
 OWN, SHIPPED = "own", "shipped"
 DOCUMENTS_FILE = "documents.db"  # what makes a folder a store of `dsd documents`
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,17 +87,3 @@ def test_a_package_stays_within_its_lines(package: str) -> None:
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules(package))
     print(f"src/{package}: {lines} lines of at most {MAX_LINES[package]}")
     assert lines <= MAX_LINES[package]
-
-
-def test_a_test_of_every_thing_names_each_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    @every([1, 2, 3, 4])
-    def odd(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen.append(number)
-        assert number % 2, "even"
-
-    assert [*inspect.signature(odd).parameters] == ["monkeypatch"]  # what pytest fills in
-    with pytest.raises(AssertionError, match=r"2 of 4 fail:\n2: even.*\n(.*\n)*4: even"):
-        odd(monkeypatch=monkeypatch)
-    assert seen == [1, 2, 3, 4]

@@ -69,17 +69,6 @@ def test_the_answer_is_printed_as_text_and_as_json(capsys, reader, folders, tmp_
     assert code == 0 and other["device_documents"] == other["cloud_documents"] == 0
 
 
-def test_a_verifier_with_documents_answers(capsys, reader, folders):
-    own, general = folders
-    settings = VerifierSettings(port=0)
-    documents = Documents.load(general, ModelSettings(str(reader)), str(reader))
-    here = ask(capsys, reader, "--robot-documents", own, "--cloud-documents", general)
-    engine = documents.serve(lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings())
-    with engine, VerifierServer(engine, settings) as server:
-        there = ask(capsys, reader, "--robot-documents", own, "--verifier", server.url)
-    assert there[:2] == here[:2] and there[0] == 0
-
-
 def test_a_verifier_without_documents_says_so(capsys, reader, folders):
     settings = VerifierSettings(port=0)
     with VerifierEngine(TableModel(1, ends=False), settings) as engine, VerifierServer(engine, settings) as server:

@@ -15,16 +15,12 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from ros_rig import GoalClient, OdometryRig
 
-from dsd_msgs.msg import NavAction
 from dsd_ros.bringup.systems import DEMO_SEED
 from dsd_ros.cli import main
 from dsd_ros.cli.demo_run import DemoSettings, run_demo
-from dsd_ros.navigation.run.run import RunOutcome
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
-from dsd_ros.ros import qos
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
@@ -86,16 +82,11 @@ def alive(pid: int) -> bool:
     ("settings", "sentence"),
     [
         ({"mode": "telepathy"}, "unknown mode 'telepathy'"),
-        ({"transport": "pigeon"}, "choose from dds, websocket"),
         ({"instruction": "  "}, "instruction is empty"),
-        ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
-        ({"seed": -1}, "must not be negative"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
-        ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
         ({"arguments": {"namespace": "go2"}}, "is set by the demo itself"),
         ({"report": "/does/not/exist/report.json"}, "there is no folder"),
-        ({"arguments": {"record": "/"}}, "exists already"),
         ({"record": "/"}, "exists already"),
         ({"arguments": {"verifier": "ws://127.0.0.1:1"}}, "over dds none is dialled"),
     ],
@@ -123,10 +114,13 @@ def test_a_word_after_json_is_no_file(capsys):
     assert "put --json last" in capsys.readouterr().err
 
 
-def test_on_a_terminal_the_live_page_outlives_the_run(ros_domain, tiny_pair):
+def test_on_a_terminal_the_live_page_outlives_the_run_and_a_recorder_that_fails_ends_nothing(
+    ros_domain, tiny_pair, tmp_path
+):
     target, draft = map(str, tiny_pair)
+    (tmp_path / "file").write_text("")
     ours, theirs = pty.openpty()
-    settings = {"target": target, "draft": draft, "time_limit": 0.5}
+    settings = {"target": target, "draft": draft, "time_limit": 0.5, "record": str(tmp_path / "file" / "bag")}
     run = subprocess.Popen(
         [sys.executable, "-u", "-c", RUN, json.dumps(settings)],
         stdout=theirs,
@@ -143,7 +137,9 @@ def test_on_a_terminal_the_live_page_outlives_the_run(ros_domain, tiny_pair):
                 break
         page = re.search(r"live page at (http://[\w.:]+)", "".join(said))
         assert page is not None, "".join(said)
-        assert not any("REACHED" in line for line in said)
+        output = "".join(said)
+        assert "nothing is recorded: record_node has ended" in output and "not reached after" in output, output
+        assert "REACHED" not in output
         children = children_of(run.pid)
         assert len(children) == 1  # the view; nothing else goes on
         assert b"<html" in urlopen(page[1], timeout=30).read().lower()
@@ -173,20 +169,13 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
 
 
 @pytest.mark.parametrize(
-    ("transport", "mode", "arguments"),
-    [
-        ("dds", "dsd", {}),
-        pytest.param("websocket", "ar", {}, marks=pytest.mark.slow),
-        pytest.param("dds", "fsd", {}, marks=pytest.mark.slow),
-        pytest.param("websocket", "fsd", {}, marks=pytest.mark.slow),  # as test_bridge.py, test_dds_fsd.py say of parts
-    ],
-    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd"],
+    ("transport", "mode"), [("dds", "dsd"), pytest.param("websocket", "fsd", marks=pytest.mark.slow)]
 )
-def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
+def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode):
     report_path, bag, relayed = tmp_path / "report.json", tmp_path / "bag", transport == "websocket"
     run = start(
         transport=transport, mode=mode, report=str(report_path), relayed=relayed,
-        arguments=arguments | {"record": str(bag)},
+        arguments={"record": str(bag)},
     )  # fmt: skip
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
@@ -205,7 +194,7 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
         assert step["bytes_up"] > 0 and step["bytes_down"] > 0
         assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)
         assert step["peak_memory"] > 0 and step["threads"] > 0
-        assert (step["draft_round_seconds"] > 0) == (mode != "ar")
+        assert step["draft_round_seconds"] > 0
         assert f"step {number:2}: {step['action']}" in output
     # In a step of few rounds the whole pass may outrun every exit.
     assert any(step["mean_exit"] > 0 for step in report["steps"]) == (mode == "fsd")
@@ -216,47 +205,5 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
         assert int(carried[1]) > 1000 and int(carried[2]) > 1000
     recorded = read_run(open_bag(bag))  # whole, from the first reply on
     told = [(step["reasoning"], step["action"], step["tokens"]) for step in report["steps"]]
-    replies = [(s.text.partition(" Action: ")[0], s.action, len(s.tokens)) for s in recorded.steps]
-    if arguments:  # looking ahead makes more than are carried out
-        rest = iter(replies)
-        assert replies[0] == told[0] and all(one in rest for one in told)
-    else:
-        assert replies == told
+    assert [(s.text.partition(" Action: ")[0], s.action, s.stats["tokens"]) for s in recorded.steps] == told
     assert recorded.ends[-1][1].startswith("ARRIVED") and not recorded.bag.notes
-
-
-def test_a_recorder_that_fails_does_not_end_the_run(ros_domain, tiny_pair, tmp_path):
-    target, draft = map(str, tiny_pair)
-    (tmp_path / "file").write_text("")
-    run = start(
-        target=target, draft=draft, time_limit=0.5,
-        arguments={"record": str(tmp_path / "file" / "bag")},
-    )  # fmt: skip
-    output, _ = run.communicate(timeout=120)
-    assert "nothing is recorded: record_node has ended" in output
-    assert run.returncode == 1 and "not reached after" in output, output
-
-
-@pytest.mark.slow
-def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
-    odometry = OdometryRig(rig)
-    actions = []
-    rig.node.create_subscription(NavAction, "dsd/nav_action", actions.append, qos.STATE)
-    client = GoalClient(rig)
-    rig.start("simulator_node", instruction="find the silver bottle")
-    rig.start("supervisor_node")
-    rig.start("navigation_node", run__decode_timeout_s=8.0)
-    verifier = rig.start("verifier_node")
-    rig.start("draft_node", link__response_timeout_s=0.5, link__attempts=3)
-    rig.until_active()
-    rig.until(lambda: client.ready() and odometry.samples)
-    handle = client.send()
-    rig.until(lambda: actions, what="the first action")
-    verifier.process.send_signal(signal.SIGKILL)
-    verifier.process.wait()
-    _, answer = client.result(handle)()
-    assert answer.outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), answer.message
-    assert answer.message
-    count = len(odometry.samples)
-    rig.until(lambda: len(odometry.samples) > count + 2)
-    assert abs(odometry.velocity.vx) < 0.03 and abs(odometry.velocity.wz) < 0.03

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -23,50 +23,64 @@ from dsd_ros.vlm.prompts import CHAT_TEMPLATE, DEFAULT_PROMPT, PromptTemplate
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / name), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example: exit code, what it printed, what it complained."""
+
+    def example(name: str, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        code: object = 0
+        try:
+            runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        told = capsys.readouterr()
+        return (code, *told) if isinstance(code, int) else (1, told.out, f"{told.err}{code}")
+
+    return example
 
 
-def test_a_picture_is_decoded_through_a_verifier(tmp_path):
+@pytest.fixture(scope="module")
+def view(tmp_path_factory):
+    path = tmp_path_factory.mktemp("view") / "view.png"
     with Simulator(World.from_seed(0)) as simulator:
-        Image.fromarray(simulator.render()).save(tmp_path / "view.png")
+        Image.fromarray(simulator.render()).save(path)
+    return str(path)
+
+
+def test_a_picture_is_decoded_through_a_verifier(run, view):
     target = load_model(ModelSettings(str(ROOT / "models" / "target"), threads=1))
     with VerifierEngine(target) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
-        found = run("decode_picture.py", server.url, str(tmp_path / "view.png"), "find the black can")
-    assert found.returncode == 0, found.stderr
-    reply, figures, action = found.stdout.strip().splitlines()
+        code, out, err = run("decode_picture.py", server.url, view, "find the black can")
+    assert code == 0, err
+    reply, figures, action = out.strip().splitlines()
     assert "Action: " in reply and " tokens in " in figures and action.startswith("the robot would do: ")
-    nobody = run("decode_picture.py", server.url, str(tmp_path / "view.png"), "find the black can")
-    assert nobody.returncode == 3 and nobody.stderr and "Traceback" not in nobody.stderr
+    code, _, err = run("decode_picture.py", server.url, view, "find the black can")
+    assert code == 3 and err and "Traceback" not in err
 
 
-def test_many_robots_share_a_verifier():
-    found = run("many_robots.py", "3")
-    assert found.returncode == 0, found.stderr
-    *robots, total = found.stdout.strip().splitlines()
+def test_many_robots_share_a_verifier(run):
+    code, out, err = run("many_robots.py", "3")
+    assert code == 0, err
+    *robots, total = out.strip().splitlines()
     assert [line.split(",")[0] for line in robots] == ["robot 0", "robot 1", "robot 2"]
     assert all("Action: " in line for line in robots) and total.startswith("3 replies in ")
 
 
-def test_own_models_are_read_by_an_own_grammar(tmp_path):
-    assert len((ROOT / "examples" / "own_model.py").read_text().splitlines()) < 80
-    with Simulator(World.from_seed(0)) as simulator:
-        Image.fromarray(simulator.render()).save(tmp_path / "view.png")
+def test_own_models_are_read_by_an_own_grammar(run, tmp_path, view):
     mine = tmp_path / "mine.yaml"
     preset = json.dumps(dict(read_grammar("dsd").data))  # which is YAML, too
     mine.write_text(preset.replace('"forward {} cm"', '"onward {} cm", "forward {} cm"'))  # the first is written
     models = [str(ROOT / "models" / name) for name in ("draft", "target")]
-    asked = [str(tmp_path / "view.png"), "find the black can"]
-    found = run("own_model.py", *models, str(mine), *asked)
-    assert found.returncode == 0, found.stderr
-    reply, _, action = found.stdout.strip().splitlines()
+    code, out, err = run("own_model.py", *models, str(mine), view, "find the black can")
+    assert code == 0, err
+    reply, _, action = out.strip().splitlines()
     meant = reply.partition("Action: ")[2].replace("forward", "onward")
     assert meant and action.startswith(f"the robot would do: {meant}, ")
-    other = run("own_model.py", *models, "navila", *asked)
-    assert other.returncode == 3 and "the reply has no action" in other.stdout
-    none = run("own_model.py", *models, "navilla", *asked)
-    assert none.returncode == 1 and none.stderr.startswith("There is no grammar 'navilla'")
+    code, out, _ = run("own_model.py", *models, "navila", view, "find the black can")
+    assert code == 3 and "the reply has no action" in out
+    code, _, err = run("own_model.py", *models, "navilla", view, "find the black can")
+    assert code == 1 and err.startswith("There is no grammar 'navilla'")
 
 
 @pytest.mark.parametrize("name", ["dsd", "navila"])
@@ -82,9 +96,7 @@ def test_a_prompt_preset_asks_for_its_grammar(name, tmp_path):
     assert name != "dsd" or template.prompt == DEFAULT_PROMPT  # what a model without dsd.json is asked
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("decode_picture.py", ["ws://x"]), ("many_robots.py", ["17"]), ("own_model.py", ["navila"])]
-)
-def test_wrong_words_give_the_usage(name, words):
-    found = run(name, *words)
-    assert found.returncode == 2 and found.stderr.startswith(f"usage: {name}")
+def test_wrong_words_give_the_usage(run):
+    for name, words in (("decode_picture.py", ["ws://x"]), ("many_robots.py", ["17"]), ("own_model.py", ["navila"])):
+        code, _, err = run(name, *words)
+        assert code == 2 and err.startswith(f"usage: {name}")

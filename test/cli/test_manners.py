@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,11 +29,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_version_names_protocol_and_commit(capsys):
-    code, out, _ = dsd(capsys, "--version")
-    assert code == 0
-    known = rf"dsd_ros {re.escape(__version__)}, protocol {PROTOCOL_VERSION}(, commit [0-9a-f]{{10,}}(-dirty)?)?\n"
-    assert re.fullmatch(known, out)
+def test_the_version_names_the_protocol(capsys):
+    assert dsd(capsys, "--version")[:2] == (0, f"dsd_ros {__version__}, protocol {PROTOCOL_VERSION}\n")
 
 
 def every_app(app: App) -> Iterator[App]:
@@ -46,25 +41,15 @@ def every_app(app: App) -> Iterator[App]:
             yield from every_app(below)
 
 
-def test_neither_help_nor_completion_loads_models_or_ros():
-    program = (
-        "import sys; from dsd_lab.cli.main import LAB; from dsd_ros.cli.main import DSD, main\n"
-        "[program.app.generate_completion(shell='bash') for program in (DSD, LAB)]\n"
-        "main(['--help']); main(['demo', '--help'])\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'rclpy', 'mujoco', 'matplotlib'} & set(sys.modules)\n"
-        "sys.exit(', '.join(heavy) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_help_needs_only_what_a_cloud_has():
+def test_help_and_completion_need_only_what_a_cloud_has_and_load_no_model():
     program = (
         "import sys\n"
         "sys.modules |= dict.fromkeys(('rclpy', 'rosbags', 'cv2', 'mujoco', 'dsd_lab'))\n"
         "from dsd_ros.cli.main import DSD, main\n"
         "DSD.app.generate_completion(shell='bash')\n"
-        "sys.exit(main(['--help']))"
+        "main(['--help']); main(['demo', '--help'])\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "verifier" in done.stdout, done.stderr
@@ -87,18 +72,11 @@ def test_every_command_and_option_says_what_it_is_for(program):
         ("dsd decod", "did you mean 'decode'?"),
         ("dsd-lab bench wirre", "did you mean 'wire'?"),
         ("dsd-lab bench fleet --robts 3", "did you mean --robots?"),
-        ("dsd-lab bench fleet --replies two", "'two'"),
         ("dsd-lab bench fleet more", "'more'"),
         ("dsd-lab papers formula api_cost draft_in=1", "target_in"),
         ("dsd-lab papers formula --json no/such/folder/x.json", "make it first"),
-        ("dsd-lab papers formula --json .", "is a folder"),
-        ("dsd-lab bench fleet --replies", "--replies"),
-        ("dsd completion tcsh", "tcsh"),
         ("dsd decode --instruction x --mode fds", "did you mean 'fsd'?"),
-        ("dsd doctor --role clod", "did you mean 'cloud'?"),
         ("dsd demo fallbak:=return", "did you mean 'fallback'?"),
-        ("dsd demo fallback:=retrun", "did you mean 'return'?"),
-        ("dsd demo --seeed 3", "did you mean --seed?"),
         ("dsd replay no-such-bag", "name the folder that `dsd record`"),
         ("dsd", "COMMAND"),
         ("dsd-lab train", "COMMAND"),
@@ -111,7 +89,7 @@ def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
     assert err.startswith("dsd") and err.count("\n") == 1 and named in err
 
 
-@pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
+@pytest.mark.parametrize("line", ["--debug {} {}", "{} {} --debug"])
 def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
     words = line.format(*FORMULA).split()
     code, _, err = dsd(capsys, *words, "predict", program=LAB)
@@ -138,14 +116,6 @@ def test_whatever_goes_wrong_is_one_line_without_a_traceback(capsys, monkeypatch
     found, out, err = dsd(capsys, *FORMULA, program=LAB)
     assert (found, out) == (code, "")
     assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
-
-
-def test_an_interruption_while_a_command_loads_is_one_too(capsys, monkeypatch):
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(App, "parse_args", interrupted)
-    assert dsd(capsys, *FORMULA, program=LAB) == (shared.EXIT_INTERRUPTED, "", "")
 
 
 def test_a_reader_that_leaves_early_is_no_error():
@@ -199,54 +169,21 @@ def test_progress_of_hours_is_logged_now_and_then(monkeypatch):
     assert sys.stderr.getvalue() == " 20% joint step [0:01:01]\n100% joint step [1:07:41]\n"
 
 
-@pytest.fixture(scope="session")
-def shell(tmp_path_factory):
-    """A folder with the commands and their completion codes for bash."""
-    folder = tmp_path_factory.mktemp("shell")
-    for name, package in (("dsd", "dsd_ros"), ("dsd-lab", "dsd_lab")):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {package}.cli "$@"\n')
-        (folder / name).chmod(0o755)
-        (folder / f"{name}.bash").write_text(PROGRAMS[name].app.generate_completion(shell="bash"))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        ("dsd-lab tr", ["train"]),
-        ("dsd-lab eval", ["evaluate"]),
-        ("dsd-lab bench wi", ["wire"]),
-        ("dsd decode --instr", ["--instruction"]),
-        ("dsd decode --mode ds", ["dsd", "dssd"]),
-        ("dsd demo --mode coup", ["coupled"]),
-        ("dsd demo --transport w", ["websocket"]),
-        ("dsd completion z", ["zsh"]),
-        ("dsd decode --onl", ["--online"]),
-    ],
-)
-def test_tab_completes_in_bash(shell, line, wanted):
-    name, words = line.split()[0], line.split()
-    script = (
-        f'source "{shell}/{name}.bash"; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; '
-        f"COMP_POINT={len(line)}; $(complete -p {name} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {name} {words[-1]} "
-        f'{words[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == wanted, done.stderr
-
-
-@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-def test_each_shell_gets_its_code(capsys, name):
-    code, out, _ = dsd(capsys, "completion", name)
-    assert (code == 0 and "dsd" in out and "--instruction" in out) or (name == "fish" and "-l instruction" in out)
-
-
-def test_the_installed_command_prints_code_that_bash_reads(shell):
-    path = f"{shell}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", 'eval "$(dsd-lab completion bash)"; complete -p dsd-lab'],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(main.__file__).parents[2])},
-    )
-    assert "-F" in done.stdout, done.stderr
+def test_tab_completes_in_bash(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    code, out, _ = dsd(capsys, "completion", "--shell", "bash")
+    (script,) = (path for path in tmp_path.rglob("dsd") if path.is_file())
+    assert code == 0 and str(script) in out and "dsd completion" in (tmp_path / ".bashrc").read_text()
+    for line, wanted in {
+        "dsd decode --instr": ["--instruction"], "dsd decode --mode ds": ["dsd", "dssd"],
+        "dsd demo --transport w": ["websocket"], "dsd docu": ["documents"],
+    }.items():  # fmt: skip
+        words = line.split()
+        program = (
+            f'source "{script}"; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; '
+            f"COMP_POINT={len(line)}; $(complete -p dsd | sed 's/.*-F \\([^ ]*\\).*/\\1/') dsd {words[-1]} "
+            f'{words[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        )
+        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == wanted, done.stderr

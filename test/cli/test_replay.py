@@ -24,7 +24,7 @@ def test_the_shipped_bags_are_what_they_are_said_to_be():
     assert sum(p.stat().st_size for path in BAGS for p in path.iterdir()) < 4_000_000
     for run in runs.values():
         assert not run.bag.notes
-        assert len(run.steps) >= 3 and all(step.tokens for step in run.steps)
+        assert len(run.steps) >= 3 and all(step.stats["tokens"] for step in run.steps)
         assert run.steps[-1].action == run.steps[-1].executed == "stop"
         assert run.ends[-1][1].startswith("ARRIVED: ")
         assert run.parameters_of("draft_node") and run.versions["torch"]
@@ -45,7 +45,10 @@ def test_the_shipped_bags_replay_as_recorded(tmp_path, capsys):
     assert report["same"] and {bag["mode"] for bag in report["bags"]} == {"stream", "fsd"}
     for bag in report["bags"]:
         assert bag["notes"] == []
-        assert all(step["recorded"]["tokens"] == step["replayed"]["tokens"] != [] for step in bag["steps"])
+        for step in bag["steps"]:  # of rounds, a bag names no tokens
+            recorded = step["recorded"]["tokens"]
+            assert step["replayed"]["tokens"] and recorded in (step["replayed"]["tokens"], None)
+            assert (recorded is None) == (bag["mode"] == "fsd")
 
 
 @pytest.mark.parametrize(

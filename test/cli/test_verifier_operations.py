@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from in_process import dsd
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -32,12 +33,15 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("level", [pytest.param("info", marks=pytest.mark.slow), "debug"])
-def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
-    token, port = tmp_path / "token", free_port()
+def test_a_verifier_at_work_serves_who_has_its_token_and_ends_when_asked(models, picture, capsys, tmp_path):
+    """Its tokens are those of a target in this process; metrics and log count what it does, without a secret."""
+    token, wrong, port = tmp_path / "token", tmp_path / "wrong", free_port()
     token.write_text(SECRET)
+    wrong.write_text("an0ther-one")
     command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", str(models / "target")]
-    command += ["--token-file", str(token), "--metrics-port", str(port), "--log-format", "json", "--log-level", level]
+    command += ["--token-file", str(token), "--metrics-port", str(port), "--log-format", "json", "--log-level", "debug"]
+    asked = ["decode", "--image", picture, "--instruction", INSTRUCTION, "--max-tokens", "24"]
+    asked += ["--draft", models / "draft", "--target", models / "target", "--json"]
     said = tmp_path / "stderr"
     with said.open("w") as stderr:
         process = subprocess.Popen(
@@ -47,6 +51,11 @@ def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
         url = re.search(r"ws://\S+", process.stdout.readline())[0]
         metrics = re.search(r"http://\S+", process.stdout.readline())[0]
         assert metrics == f"http://127.0.0.1:{port}/metrics"
+        here, there = (dsd(capsys, *asked, *options) for options in ((), ("--verifier", url, "--token-file", token)))
+        assert here[0] == there[0] == 0 and json.loads(here[1])["tokens"] == json.loads(there[1])["tokens"]
+        for options in ([], ["--token-file", wrong]):
+            code, out, err = dsd(capsys, *asked, "--verifier", url, *options)
+            assert (code, out) == (3, "") and err.count("\n") == 1 and "token" in err and SECRET not in err
         draft = load_model(ModelSettings(str(models / "draft")))
         settings = DecodeSettings(mode="dsd", max_tokens=8)
         with WebsocketChannel(url, token=SECRET) as channel, EdgeSession(channel, draft, settings) as session:
@@ -68,10 +77,8 @@ def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
     lines = [json.loads(line) for line in said.read_text().splitlines()]
     assert {"session opened", "observation read"} <= {line["message"] for line in lines}
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    about = [line for line in lines if line["message"] in ("session opened", "observation read", "round verified")]
-    assert {line["session"] for line in about} == {number}
-    rounds = [line["round"] for line in lines if line["message"] == "round verified"]
-    assert rounds == (list(range(1, reply.rounds + 1)) if level == "debug" else [])
+    rounds = [line["round"] for line in lines if line["message"] == "round verified" and line["session"] == number]
+    assert rounds == list(range(1, reply.rounds + 1))
     for text in (said.read_text(), shown):
         for secret in (SECRET, ticket.hex(), repr(ticket), INSTRUCTION, "elephant"):
             assert secret not in text
@@ -83,22 +90,18 @@ def record(message: str, *args, level=logging.INFO, **extra) -> logging.LogRecor
     return made
 
 
-def test_a_line_says_what_it_is_about_and_nothing_unknown():
-    made = record("round verified", session=7, round=3, seconds=0.0125, ticket=b"x", websocket=object())
+def test_a_line_says_what_it_is_about_and_a_peers_text_cannot_make_one():
+    made = record(
+        "refused: %s", "a\nERROR all is lost\x1b[31m", session=7, seconds=0.0125, ticket=b"x", websocket=object()
+    )
     line = TextFormatter().format(made)
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dsd_ros\.cloud\.metrics: round verified "
-        r"session=7 round=3 seconds=0\.0125", line,
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dsd_ros\.cloud\.metrics: refused: a\\nERROR all is "
+        r"lost\\x1b\[31m session=7 seconds=0\.0125", line,
     )  # fmt: skip
-    spoken = json.loads(JsonFormatter().format(made))
-    assert spoken.keys() == {"time", "level", "logger", "message", "session", "round", "seconds"}
-
-
-def test_a_peers_text_cannot_make_a_line():
-    made = record("refused: %s", "a\nERROR dsd_ros: all is lost\x1b[31m")
-    for formatter in (TextFormatter(), JsonFormatter()):
-        line = formatter.format(made)
-        assert "\n" not in line and "\x1b" not in line
+    spoken = JsonFormatter().format(made)
+    assert json.loads(spoken).keys() == {"time", "level", "logger", "message", "session", "seconds"}
+    assert "\n" not in spoken and "\x1b" not in spoken
 
 
 def test_logging_ends_with_its_block(capsys):

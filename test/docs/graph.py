@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import rclpy
@@ -13,6 +13,10 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 _OWN = ("/parameter_events", "/rosout", "~/", "/get_", "/set_", "/list_", "/describe_")
+MAKERS = {
+    "create_publisher": "publishes", "create_subscription": "listens", "create_service": "serves",
+    "create_client": "calls",
+}  # fmt: skip
 MANAGED = ("draft", "memory", "verifier", "bridge", "navigation", "go2")
 
 
@@ -44,51 +48,45 @@ def _kind(kind: type) -> str:
     return f"{package}/{form}/{kind.__name__}"
 
 
-class Notes:
-    """Wraps rclpy's four makers while it is entered; ``ends`` has what they were asked for."""
+@cache
+def all_ends() -> frozenset[End]:
+    """The ends of every node of the bring-up table, inactive, and of what some make only when active or asked for.
 
-    def __init__(self) -> None:
-        self.ends: set[End] = set()
+    Made once in a process, in the ROS domain of the first test that asks.
+    """
+    ends: set[End] = set()
+    before = {maker: getattr(Node, maker) for maker in MAKERS}
 
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[Notes]:
-        makers = {
-            "create_publisher": "publishes", "create_subscription": "listens",
-            "create_service": "serves", "create_client": "calls",
-        }  # fmt: skip
-        before = {maker: getattr(Node, maker) for maker in makers}
+    def wrap(maker: str) -> Any:
+        def make(node: Node, kind: type, name: str, *args: Any, **rest: Any) -> Any:
+            if _kind(kind).split("/")[0] not in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
+                ends.add(_end(node, MAKERS[maker], kind, name, args, rest))
+            return before[maker](node, kind, name, *args, **rest)
 
-        def wrap(maker: str, way: str) -> Any:
-            def make(node: Node, kind: type, name: str, *args: Any, **rest: Any) -> Any:
-                self._note(node, way, kind, name, args, rest)
-                return before[maker](node, kind, name, *args, **rest)
+        return make
 
-            return make
-
-        try:
-            for maker, way in makers.items():
-                setattr(Node, maker, wrap(maker, way))
-            yield self
-        finally:
-            for maker, original in before.items():
-                setattr(Node, maker, original)
-
-    def _note(self, node: Node, way: str, kind: type, name: str, args: Any, rest: Any) -> None:
-        about = _kind(kind)
-        if about.split("/")[0] in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
-            return
-        owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_inputs")
-        name = name.removeprefix("/") if name.startswith("/camera/") else name  # made by its resolved name
-        end = End(owner, way, name.replace("~", owner), about)
-        if way in ("publishes", "listens"):
-            profile = rest.get("qos_profile", args[-1 if way == "publishes" else 1] if args else 10)
-            text, reliable, latched = qos_text(profile)
-            end = replace(end, qos=text, reliable=reliable, latched=latched)
-        self.ends.add(end)
+    try:
+        for maker in MAKERS:
+            setattr(Node, maker, wrap(maker))
+        _make_all()
+    finally:
+        for maker, original in before.items():
+            setattr(Node, maker, original)
+    return frozenset(ends)
 
 
-def make_all(notes: Notes) -> None:
-    """Every node of the bring-up table, inactive, and what some make only when active or asked for."""
+def _end(node: Node, way: str, kind: type, name: str, args: Any, rest: Any) -> End:
+    owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_inputs")
+    name = name.removeprefix("/") if name.startswith("/camera/") else name  # made by its resolved name
+    end = End(owner, way, name.replace("~", owner), _kind(kind))
+    if way not in ("publishes", "listens"):
+        return end
+    text, reliable, latched = qos_text(rest.get("qos_profile", args[-1 if way == "publishes" else 1] if args else 10))
+    return replace(end, qos=text, reliable=reliable, latched=latched)
+
+
+def _make_all() -> None:
+    """Make every node, and what some make later."""
     from dsd_ros.nodes.bridge_node import BridgeNode
     from dsd_ros.nodes.draft_node import DraftNode
     from dsd_ros.nodes.go2_node import Go2Node
@@ -107,31 +105,30 @@ def make_all(notes: Notes) -> None:
     rclpy.init(args=args)
     made: list[Any] = []
     try:
-        with notes.taken():
-            for node in (
-                DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
-                VisualNode,
-            ):  # fmt: skip
-                made.append(node())  # noqa: PERF401  # what was made is closed
-            nodes = {node.get_name(): node for node in made}
-            view = Node("view_node", start_parameter_services=False)
-            made.append(view)
-            nodes["go2_node"].load()
-            for name in ("draft_node", "supervisor_node", "visual_node", "view_node"):
-                _hear_compressed_pictures(nodes.get(name, view))
-            for name in ("verifier_node", "bridge_node"):
-                dds_channel.VerifierTopics(nodes[name], print).node.destroy_node()
-            supervisor = nodes["supervisor_node"]
-            settings = supervisor._settings
-            for sensor in ("range", "scan", "depth"):
-                wants = replace(settings.require, obstacle=sensor)
-                sensor_ahead.subscribe_obstacle_sensor(supervisor, wants, lambda: supervisor._settings, print)
-            seen = live.Live(nodes["visual_node"])
-            seen.picture()
-            seen.close()
-            seen = live.Live(view)
-            seen.picture()
-            seen.close()
+        for node in (
+            DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
+            VisualNode,
+        ):  # fmt: skip
+            made.append(node())  # noqa: PERF401  # what was made is closed
+        nodes = {node.get_name(): node for node in made}
+        view = Node("view_node", start_parameter_services=False)
+        made.append(view)
+        nodes["go2_node"].load()
+        for name in ("draft_node", "supervisor_node", "visual_node", "view_node"):
+            _hear_compressed_pictures(nodes.get(name, view))
+        for name in ("verifier_node", "bridge_node"):
+            dds_channel.VerifierTopics(nodes[name], print).node.destroy_node()
+        supervisor = nodes["supervisor_node"]
+        settings = supervisor._settings
+        for sensor in ("range", "scan", "depth"):
+            wants = replace(settings.require, obstacle=sensor)
+            sensor_ahead.subscribe_obstacle_sensor(supervisor, wants, lambda: supervisor._settings, print)
+        seen = live.Live(nodes["visual_node"])
+        seen.picture()
+        seen.close()
+        seen = live.Live(view)
+        seen.picture()
+        seen.close()
     finally:
         for node in made:
             for end in ("give_back", "close"):

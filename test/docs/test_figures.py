@@ -6,17 +6,14 @@ from __future__ import annotations
 import json
 import platform
 import re
-import shutil
 from pathlib import Path
 
-import pytest
 from every import every
 from pages import PAGES, ROOT, text_of
 
 from dsd_lab.cli.main import LAB
 from dsd_lab.figures.pages import BLOCKS, Pages
 from dsd_lab.figures.runs import load_runs, other_weights, shipped
-from dsd_lab.report import BenchError
 from dsd_ros.cli.main import parse
 from dsd_ros.decoding.modes import PRESETS
 
@@ -37,29 +34,6 @@ def test_a_report_is_of_the_models_that_ship(name: str) -> None:
     report = json.loads((ROOT / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
     why = other_weights(report, shipped(ROOT))
     assert not why, f"benchmarks/{name}.json {why}; run `make figures ARGS={name}`"
-
-
-def test_figures_of_other_weights_are_noticed(tmp_path: Path) -> None:
-    """A page, its report and a model, copied: each change of one of them is noticed."""
-    for folder in ("benchmarks", "models"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "README.md", tmp_path)
-    pages = Pages(tmp_path)
-    assert not [path for path in pages.different() if path.name == "README.md"]
-    pair = tmp_path / "benchmarks" / "pair.json"
-    report = json.loads(pair.read_text())
-    assert "pair" in pages.used["pair"] and not other_weights(report, shipped(tmp_path))
-    weights = tmp_path / "models" / "draft" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    assert "another draft" in other_weights(report, shipped(tmp_path))
-    report["target"]["all"]["actions_right"]["value"] -= 0.01
-    pair.write_text(json.dumps(report))
-    assert tmp_path / "README.md" in pages.different()
-    pages.write()
-    assert not pages.different()
-    pair.unlink()
-    with pytest.raises(BenchError, match=r"block pair shows pair\.json, which is not there"):
-        pages.different()
 
 
 @every((ROOT / "benchmarks").glob("*.json"))

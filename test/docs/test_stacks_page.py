@@ -64,18 +64,8 @@ def test_nav2s_velocities_go_to_the_supervisor_in_navigations_place() -> None:
 
 
 def test_spins_stay_within_the_supervisors_limit() -> None:
-    limits = [spec for spec in ("limit.turn_rate", "limit.turn_rate_deg") if _known("supervisor_node", spec)]
-    default = parameter("supervisor_node", limits[0]).default
-    limit = default if limits[0].endswith("rate") else default * 3.14159 / 180
     for fastest in section("behavior_server", "max_rotational_vel"):
-        assert fastest < limit
-
-
-def _known(node: str, name: str) -> bool:
-    try:
-        return bool(parameter(node, name))
-    except KeyError:
-        return False
+        assert fastest < parameter("supervisor_node", "limit.turn_rate").default
 
 
 def test_the_lifecycle_manager_leads_lifecycle_nodes_without_bonds() -> None:

@@ -141,7 +141,7 @@ def test_a_page_opened_in_mid_run_and_after_it_shows_all_of_it(rig):
         time.sleep(0.5)
         health.level, health.message = DiagnosticStatus.OK, "session open"
         time.sleep(2.5)  # nobody watches, and things happen
-        kinds = {"robot", "world", "view", "pose", "reply", "stats", "step", "hold", "link", "log"}
+        kinds = {"world", "view", "pose", "reply", "stats", "step", "hold", "link", "log"}
         # What a browser gets before the first beat is the past.
         found = events_of(page[0], lambda events: events[-1]["k"] == "beat")
         assert kinds <= {event["k"] for event in found}

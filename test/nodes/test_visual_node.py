@@ -20,9 +20,8 @@ from dsd_msgs.msg import AnswerSource, MemoryAnswer, NavAction, ReplyProgress, R
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.nodes.draft_node import ReplyPublisher, shortened
 from dsd_ros.observe.ros import visual_messages
-from dsd_ros.observe.ros.live import round_from, step_from
 from dsd_ros.observe.view.overlay import ACCEPTED, REJECTED
-from dsd_ros.observe.view.state import Overlay, ShownMemory, ShownStep
+from dsd_ros.observe.view.state import Overlay, Round, ShownMemory, ShownStep
 from dsd_ros.paths import config_directory
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.sim.world import World
@@ -225,7 +224,7 @@ def test_progress_contains_each_rounds_tokens():
     progress.publish("a b", 2, record)
     message = told[0]
     assert (message.instruction, message.mode, message.rounds) == ("find it", "dsd", 1)
-    seen = round_from(message.last_round)
+    seen = Round.of(message.last_round)
     assert seen.gained == ("<1>", "<2>") and seen.rejected[0] == "<8>"
     assert len(seen.rejected[1].encode()) <= 64
     assert seen.exits == ((2, pytest.approx(0.1)), (4, pytest.approx(0.15)))
@@ -235,6 +234,6 @@ def test_progress_contains_each_rounds_tokens():
 
 def test_actions_become_steps():
     left = NavAction(kind=NavAction.TURN_LEFT, angle=math.radians(30), step=2, verified=True)
-    assert step_from(left, (1.0, 2.0, 0.0)).phrase == "turn left 30 degrees"
-    assert step_from(left, (1.0, 2.0, 0.0)).turn == pytest.approx(math.radians(30))
-    assert step_from(NavAction(kind=9), (0.0, 0.0, 0.0)).phrase == "unknown action"
+    assert ShownStep.of(left, (1.0, 2.0, 0.0)).phrase == "turn left 30 degrees"
+    assert ShownStep.of(left, (1.0, 2.0, 0.0)).turn == pytest.approx(math.radians(30))
+    assert ShownStep.of(NavAction(kind=9), (0.0, 0.0, 0.0)).phrase == "unknown action"

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from jazzy_standin import APT, Jazzy
+from jazzy_standin import Jazzy
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCED = ". /opt/ros/jazzy/setup.bash\n"
@@ -69,11 +69,6 @@ def test_the_newcomers_lines_are_at_most_five() -> None:
     assert 1 < len(lines) <= 5 and lines[-1].startswith("ros2 launch ")
 
 
-def test_the_systems_python_takes_no_packages_from_pip(jazzy: Jazzy) -> None:
-    result = jazzy.run("python3 -m pip install msgspec")
-    assert result.returncode == 1 and "externally-managed-environment" in result.stderr
-
-
 def test_the_readmes_lines_install_and_launch(jazzy: Jazzy) -> None:
     result = jazzy.run(SOURCED + "mkdir -p ~/ws/src && cd ~/ws\n" + README)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
@@ -88,20 +83,7 @@ def test_the_readmes_lines_install_and_launch(jazzy: Jazzy) -> None:
     assert "rosdep install -y --ignore-src --from-paths src" in jazzy.calls
 
 
-@pytest.mark.slow
-def test_the_readmes_lines_build_the_messages_too(tmp_path: Path) -> None:
-    jazzy = Jazzy(tmp_path / "jazzy", messages=False)
-    then = "\npython3 -c 'import dsd_msgs.msg as found; print(found.__file__)'\n"
-    result = jazzy.run(SOURCED + "mkdir -p ~/ws/src && cd ~/ws\n" + README + then)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert result.stdout.splitlines()[-1].startswith(f"{jazzy.home}/ws/install/dsd_ros/")
-
-
-@pytest.mark.parametrize("symlinks", [False, True], ids=["copied", "symlinked"])
-def test_installed_programs_run_in_the_active_environment(installed: Jazzy, symlinks: bool) -> None:
-    if symlinks:
-        again = installed.run(SOURCED + "cd /opt/dsd && colcon build --symlink-install")
-        assert again.returncode == 0, again.stderr[-2000:]
+def test_installed_programs_run_in_the_active_environment(installed: Jazzy) -> None:
     programs = sorted((installed.root / "opt" / "dsd" / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir())
     assert len(programs) > 10
     assert {path.read_text().splitlines()[0] for path in programs} == {"#!/usr/bin/env python3"}
@@ -120,15 +102,6 @@ def test_a_program_outside_its_environment_says_so(installed: Jazzy) -> None:
         sentence = result.stderr.splitlines()[0]
         assert f"No module named '{lacks}" in sentence and "activate the virtual environment" in sentence
         assert str(installed.python) in sentence
-
-
-def test_pip_would_replace_apts_packages_by_the_list_without_a_ros(installed: Jazzy) -> None:
-    """What the other tests rest on: pip sees the versions of apt's packages, and no others are at hand."""
-    activate = ". /opt/dsd/.venv/bin/activate && cd /opt/dsd/src/dsd_ros/requirements\n"
-    result = installed.run(activate + "pip install -r robot.txt")
-    assert result.returncode and "Cannot install numpy>=1.26" in result.stderr
-    frozen = installed.run(activate + "pip freeze").stdout.lower()
-    assert all(f"{name}=={version}" in frozen for name, (version, _) in APT.items() if version)
 
 
 def test_the_robots_unit_starts_what_was_installed(installed: Jazzy) -> None:

@@ -29,7 +29,7 @@ APT = {
     "pillow": ("10.2.0", ("PIL", "pillow.libs")),
     "pyyaml": ("6.0.1", ("yaml", "_yaml")),
 }
-OURS = {"dsd_msgs", "dsd_ros", "dsd_lab", "unitree_api", "unitree_go"}  # what an apt Jazzy lacks
+OURS = {"dsd_ros", "dsd_lab", "unitree_api", "unitree_go"}  # what an apt Jazzy lacks; dsd_msgs is as from an underlay
 NOT_DOWNLOADED = {*APT, "dsd-ros", "dsd-lab", "ros-wheels-bootstrapper"}
 SETUP = """\
 export ROS_DISTRO=jazzy ROS_VERSION=2 AMENT_PREFIX_PATH={prefix} CMAKE_PREFIX_PATH={prefix}
@@ -100,11 +100,9 @@ def owners() -> dict[str, str]:
 class Jazzy:
     """The stand-in, in ``root``. :meth:`run` runs lines in it as in a person's terminal."""
 
-    def __init__(self, root: Path, messages: bool = True) -> None:
-        """:param messages: whether dsd_msgs is there already, as from an underlay: building it takes a minute."""
+    def __init__(self, root: Path) -> None:
         self.root, self.prefix, self.home = root, root / "opt" / "ros" / "jazzy", root / "home"
         self.python = root / "usr" / "bin" / "python3"
-        self.absent = OURS - {"dsd_msgs"} if messages else OURS
         self.home.mkdir(parents=True)
         (root / "etc" / "systemd" / "system").mkdir(parents=True)
         of_ros, downloads = [], []
@@ -112,14 +110,14 @@ class Jazzy:
         names = owners()
         for path in SITE.iterdir():
             owner = names.get(path.name, "")
-            if path.name in by_apt | self.absent or owner in NOT_DOWNLOADED or path.name.startswith("__"):
+            if path.name in by_apt | OURS or owner in NOT_DOWNLOADED or path.name.startswith("__"):
                 continue
             (of_ros if owner.startswith("ros-") or path.name.endswith("_msgs") else downloads).append(path)
         link(root / "downloads", downloads)
         link(root / "downloads" / "apt", (p for p in SITE.iterdir() if p.name in by_apt or names.get(p.name) in APT))
         self._make_python()
         self._make_ros(of_ros)
-        self._make_programs(messages)
+        self._make_programs()
         self._make_repository()
 
     def _make_python(self) -> None:
@@ -146,25 +144,23 @@ class Jazzy:
     def _make_ros(self, python_packages: list[Path]) -> None:
         packages = self.prefix / "lib" / SITE.parent.name / "site-packages"
         link(packages, python_packages)
-        apart = {SITE.parent.name, "ament_index", *self.absent}
+        apart = {SITE.parent.name, "ament_index", *OURS}
         for kind in ("lib", "share"):
             link(self.prefix / kind, (path for path in (VENV / kind).iterdir() if path.name not in apart))
         index = Path("share") / "ament_index" / "resource_index"
         for kind in (VENV / index).iterdir():
-            link(self.prefix / index / kind.name, (path for path in kind.iterdir() if path.name not in self.absent))
+            link(self.prefix / index / kind.name, (path for path in kind.iterdir() if path.name not in OURS))
         link(self.prefix, [VENV / "include"])
         libraries = ":".join(map(str, [self.prefix / "lib", *SITE.glob("ros_*.libs")]))
         text = SETUP.format(prefix=self.prefix, packages=packages, libraries=libraries)
         (self.prefix / "setup.bash").write_text(text)
 
-    def _make_programs(self, messages: bool) -> None:
+    def _make_programs(self) -> None:
         folder = self.python.parent
         program(self.prefix / "bin" / "ros2", ROS2.format(python=self.python))
         program(folder / "colcon", f'#!/bin/sh\nexec {VENV}/bin/colcon "$@"\n')
         program(folder / "sudo", '#!/bin/sh\nexec "$@"\n')
-        if not messages:
-            program(folder / "cmake", f'#!/bin/sh\nexec {VENV}/bin/cmake "$@"\n')
-        for name in ("rosdep", "useradd", "systemctl", *(["cmake"] if messages else [])):
+        for name in ("rosdep", "useradd", "systemctl", "cmake"):
             program(folder / name, f'#!/bin/sh\necho {name} "$@" >> {self.root}/calls\n')
 
     def _make_repository(self) -> None:

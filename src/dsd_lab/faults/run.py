@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -49,7 +50,6 @@ from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_lab.report import CODE, header
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.bringup.systems import plan as demo_plan
-from dsd_ros.cli.demo_run import address_in
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import SessionClose, VerifiedTokens
 
@@ -87,9 +87,9 @@ class SystemUnderTest:
 
     def _look(self, line: str) -> None:
         """Find the verifier's address in what it prints; after a restart it is another one."""
-        found = address_in(line)
+        found = re.search(r"wss?://([\w.-]+):(\d+)", line)
         if found is not None and self.proxy is not None:
-            self.proxy.target = (str(found.hostname), found.port or 0)
+            self.proxy.target = (found[1], int(found[2]))
 
     def _hear(self, name: str, line: str) -> None:
         self.lines.append(f"[{name}] {line}")

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,24 +26,21 @@ _UNDERSTOOD = inspect.signature(Parameter).parameters  # cyclopts 4, the last fo
 STDOUT = Path("-")
 
 
-def _field(default: Any, kw_only: bool, metadata: Mapping[str, Any]) -> Any:
-    if isinstance(default, list):
-        return field(default_factory=default.copy, kw_only=kw_only, metadata=metadata)
-    return field(default=default, kw_only=kw_only, metadata=metadata)
-
-
-def flag(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) -> Any:
+def flag(default: Any = dataclasses.MISSING, text: str = "", kw_only: bool = True, **metadata: Any) -> Any:
     """A flag of a command.
 
     :param metadata: ``choices``: its values; ``metavar``: their name in the help; ``many``: it takes several values;
         ``convert``: converts its text to a value.
     """
-    return _field(default, True, {"help": text, **metadata})
+    metadata["help"] = text
+    if isinstance(default, list):
+        return field(default_factory=default.copy, kw_only=kw_only, metadata=metadata)
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 def word(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) -> Any:
     """An argument without a flag; a list takes all that remain."""
-    return _field(default, False, {"help": text, **metadata})
+    return flag(default, text, False, **metadata)
 
 
 def part(settings: type[T]) -> T:
@@ -119,31 +116,19 @@ def _annotate(schema: Any) -> None:
 def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
     """What cyclopts needs to know about a field besides its type, default and help."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
-    known = item.metadata
+    known, many = item.metadata, typing.get_origin(hint) is list
     given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar") if name in _UNDERSTOOD}
-    convert = known.get("convert")
+    convert = known.get("convert") or (user_path if kinds == [Path] else None)
     if convert is not None:
-        given["converter"] = lambda _, tokens: convert(tokens[0].value)
-    elif kinds == [Path]:
-        several = isinstance(_default(item), list) or typing.get_origin(hint) is list
-        given["converter"] = lambda _, tokens: _paths(tokens, several)
+        read = (lambda _, tokens: [convert(t.value) for t in tokens]) if many else lambda _, ts: convert(ts[0].value)
+        given["converter"] = read
     if known.get("many"):
         given["consume_multiple"] = True
         given["show_default"] = lambda values: " ".join(map(str, values))
-    if item.default is None or item.default is False or item.default == "" or isinstance(_default(item), list):
+    if many or item.default is None or item.default is False or item.default == "":
         given["negative"] = ""  # no flag to turn off what is off
-        if not known.get("many"):
-            given["show_default"] = False
+        given.setdefault("show_default", False)
     return Parameter(**given)
-
-
-def _paths(tokens: Sequence[Any], several: bool) -> Any:
-    paths = [user_path(token.value) for token in tokens]
-    return paths if several else paths[0]
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 
 def with_json_value(argv: Sequence[str]) -> list[str]:

@@ -60,16 +60,21 @@ def command(args: AskArguments) -> int:
 
 def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable[..., Any]) -> int:
     """Answer with a ``session`` on the robot's side and, without a named verifier, a ``service`` on the cloud's."""
-    printer = _Printer(streams=args.json != STDOUT and is_terminal(sys.stdout))
+    streams, printed = args.json != STDOUT and is_terminal(sys.stdout), ""
     with ExitStack() as line:
         say = line.enter_context(working("loading the model"))
 
-        def on_token(text: str, tokens: list[int]) -> None:
+        def on_token(text: str, _: list[int]) -> None:
+            nonlocal printed
             line.close()
-            printer(text, tokens)
+            # A character of several tokens is incomplete until the last one.
+            if streams and text.startswith(printed) and not text.endswith("\ufffd"):
+                print(shown(text[len(printed) :], keep=LINES), end="", flush=True)
+                printed = text
 
         answer = _answer(args, session, service, on_token, say)
-    printer.end(answer.text)
+    rest = answer.text[len(printed) :] if answer.text.startswith(printed) else f"\n{answer.text}"
+    print(shown(rest, keep=LINES), flush=True)
     for told in [*source_lines(answer), summary(answer)]:
         print(told, file=sys.stderr)
     write_json(args.json, as_json(args.question, answer))
@@ -113,26 +118,6 @@ def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
         store = stack.enter_context(open_documents(documents_directory(args.cloud_documents, "cloud")))
         cloud = stack.enter_context(service(model, store))
         yield stack.enter_context(LocalChannel(cloud))
-
-
-class _Printer:
-    """Prints an answer, on a terminal token by token."""
-
-    def __init__(self, streams: bool) -> None:
-        self._streams = streams
-        self._printed = ""
-
-    def __call__(self, text: str, _: list[int]) -> None:
-        # A character of several tokens is incomplete until the last one.
-        if self._streams and text.startswith(self._printed) and not text.endswith("\ufffd"):
-            print(shown(text[len(self._printed) :], keep=LINES), end="", flush=True)
-            self._printed = text
-
-    def end(self, text: str) -> None:
-        if text.startswith(self._printed):
-            print(shown(text[len(self._printed) :], keep=LINES), flush=True)
-        else:
-            print(f"\n{shown(text, keep=LINES)}", flush=True)
 
 
 def source_lines(answer: Answer) -> list[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import re
+import socket
 import sys
 import threading
 import time
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, urlsplit
 
 from dsd_ros.bringup.processes import Child, ProcessGroup, how_it_ended, use_own_ros_domain
 from dsd_ros.bringup.systems import plan, values_of
@@ -41,13 +40,6 @@ _READY_LIMIT_S = 180.0
 _RECORDER_LIMIT_S = 15.0  # then the run starts without it
 _VIEW = "view_node"
 _OWN = {"namespace"}  # arguments that would separate the demo from its own nodes
-_ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
-
-
-def address_in(line: str) -> SplitResult | None:
-    """The address in a line that `dsd verifier` printed, if there is one."""
-    found = _ADDRESS.search(line)
-    return urlsplit(found[0]) if found else None
 
 
 @dataclass
@@ -104,15 +96,14 @@ def run_demo(
     )
     stopped: CommandError | None = None
     code = EXIT_DONE
-    story = Story(live=not settings.headless, verbose=settings.verbose)
-    with interruption() as interrupted, story, ProcessGroup(story.hear, story.news) as group:
+    story = Story(settings.verbose)
+    with interruption() as interrupted, ProcessGroup(story.hear, story.news) as group:
         try:
             code = _run(settings, arguments, time_limit, _Stage(group, interrupted, story), report)
         except CommandError as error:
             stopped = error
         else:
             code = _write(report, json, code)
-            story.close_line()
             _serve_on(settings, group, interrupted)
     if stopped is not None:
         report.message = report.message or str(stopped)
@@ -161,10 +152,18 @@ def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, s
         raise ValueError(
             f"'verifier:=' is an address to dial, and over {settings.transport} none is dialled; use websocket."
         )
+    if settings.transport == "websocket":
+        port = more.get("verifier_port") or str(_free_port())
+        known |= {"verifier_port": port, "verifier": f"ws://127.0.0.1:{port}"}
     view = "false" if settings.headless else "true"
     chosen = SCENARIOS[settings.scenario].arguments if settings.scenario else {}
     recorded = {"record": settings.record} if settings.record else {}
-    return known | {"verifier_port": "0", "view": view, "view_open": view} | dict(chosen) | dict(more) | recorded
+    return known | {"view": view, "view_open": view} | dict(chosen) | dict(more) | recorded
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | None) -> None:
@@ -259,42 +258,22 @@ def _run(
 
 
 def _await_recorder(client: DemoClient, stage: _Stage) -> bool:
-    """Wait until the recorder hears all topics, within a limit, and print those that it does not hear.
-
-    Returns whether it records.
-    """
-    deadline = time.monotonic() + _RECORDER_LIMIT_S
-    recorder = stage.group.child("record_node")
+    """Wait within a limit until the recorder hears all topics; returns whether it records."""
+    deadline, recorder = time.monotonic() + _RECORDER_LIMIT_S, stage.group.child("record_node")
+    late = "The recorder was not ready"
     stage.wait(
-        lambda: not client.unheard() or recorder.given_up or time.monotonic() > deadline,
-        _READY_LIMIT_S, "The recorder was not ready",
+        lambda: not client.unheard() or recorder.given_up or time.monotonic() > deadline, _READY_LIMIT_S, late
     )  # fmt: skip
-    unheard = sorted(client.unheard())
     if recorder.given_up:
         print("dsd demo: nothing is recorded: record_node has ended", file=sys.stderr)
-    elif unheard:
-        topics = f"{', '.join(unheard)} after {_RECORDER_LIMIT_S:.0f} s"
-        print(f"dsd demo: record_node does not hear {topics}; the bag may lack some of it", file=sys.stderr)
+    elif unheard := sorted(client.unheard()):
+        print(f"dsd demo: record_node does not hear {', '.join(unheard)}; the bag may lack it", file=sys.stderr)
     return not recorder.given_up
 
 
 def _start_processes(arguments: dict[str, str], stage: _Stage) -> None:
-    group, story = stage.group, stage.story
-    named: list[SplitResult] = []
-    starts = {start.name: start for start in plan("demo", arguments)}
-    story.start(f"starting {len(starts)} processes")
-    verifier = starts.pop("verifier", None)
-    if verifier is not None:
-        child = group.start_planned(verifier, on_line=lambda line: named.extend(filter(None, [address_in(line)])))
-    # Only the bridge needs the address, so the other nodes do not wait for the verifier's model.
-    for start in starts.values():
-        if start.name != "bridge_node" and start.available:
-            group.start_planned(start)
-    if verifier is None:
-        return
-    stage.wait(lambda: named or not story.wait_for(["verifier"]), _READY_LIMIT_S, "The verifier named no address")
-    address = named[0]
-    known = plan("demo", {"verifier": address.geturl()} | arguments | {"verifier_port": str(address.port)})
-    starts = {start.name: start for start in known}
-    child.command = list(starts["verifier"].command)  # a restarted verifier must be where the bridge looks for it
-    group.start_planned(starts["bridge_node"])
+    starts = plan("demo", arguments)
+    stage.story.start(f"starting {len(starts)} processes")
+    for start in starts:
+        if start.available:
+            stage.group.start_planned(start)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 try:
     from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
@@ -24,7 +22,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"dsd: {error} in {sys.executable}; activate the virtual environment that has it (docs/install.md)")
 
 from dsd_ros.cli import shared
-from dsd_ros.cli.arguments import arguments, with_json_value, word
+from dsd_ros.cli.arguments import with_json_value
 from dsd_ros.cli.terminal import paint
 from dsd_ros.shown import shown
 
@@ -32,16 +30,7 @@ _EXIT_CODES = (
     "Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, "
     "141 the output's reader has gone."
 )
-_COMPLETION = """Print the code that makes Tab complete {name} in a shell.
-
-Install it once: echo 'eval "$({name} completion bash)"' >> ~/.bashrc; for zsh the same in ~/.zshrc, after compinit;
-{name} completion fish > ~/.config/fish/completions/{name}.fish."""
 _BEFORE = ("--debug", "--online")  # flags of every command that may also come before its name
-
-
-@arguments
-class CompletionArguments:
-    shell: Literal["bash", "zsh", "fish"] = word(text="the shell to print it for", choices=("bash", "zsh", "fish"))
 
 
 @dataclass(frozen=True)
@@ -66,12 +55,9 @@ class CommandLine:
         )
         for place, name in enumerate(self.commands):
             app.command(f"{self.package}.{name}:command", name=name, sort_key=place)
-
-        def completion(args: CompletionArguments) -> int:
-            print(app.generate_completion(shell=args.shell))
-            return shared.EXIT_DONE
-
-        app.command(completion, help=_COMPLETION.format(name=self.name), sort_key=len(self.commands))
+        app.register_install_completion_command(
+            "completion", help="Make Tab complete this command in your shell.", sort_key=len(self.commands)
+        )
         return app
 
 
@@ -188,21 +174,8 @@ def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:
 
 
 def version() -> str:
-    """Version, protocol version and, in a checkout, the commit."""
+    """The versions of the package and of its protocol."""
     from dsd_ros import __version__
     from dsd_ros.wire.messages import PROTOCOL_VERSION
 
-    commit = _commit(Path(__file__).resolve().parents[3])
-    return f"dsd_ros {__version__}, protocol {PROTOCOL_VERSION}" + (f", commit {commit}" if commit else "")
-
-
-def _commit(root: Path) -> str:
-    """The commit of a checkout at ``root``, followed by -dirty if files differ; "" if it is none."""
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return f"dsd_ros {__version__}, protocol {PROTOCOL_VERSION}"

@@ -77,11 +77,8 @@ def _one(task: ReplayTask, bar: Progress, replies: int) -> list[StepComparison]:
     from dsd_ros.observe.bag.replay import replay
 
     bar.say(f"{task.bag.path}: {len(task.steps)} replies, mode {task.settings.mode}")
-    noted, compared = len(task.notes), []
+    known, compared = len(task.notes), []
     for comparison in replay(task):
-        for note in task.notes[noted:]:
-            bar.say(f"{task.bag.path}: {note}")
-        noted = len(task.notes)
         compared.append(comparison)
         step, reply = comparison.step, comparison.reply
         if comparison.same:
@@ -91,4 +88,6 @@ def _one(task: ReplayTask, bar: Progress, replies: int) -> list[StepComparison]:
         else:
             bar.say(paint(shown("\n".join(comparison.lines()), keep=LINES), "red"))
         bar.step(replies, f"{task.bag.path}, step {step.number}")
+    for note in task.notes[known:]:
+        bar.say(f"{task.bag.path}: {note}")
     return compared

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -75,24 +75,21 @@ def interruption() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-class _LeftOut(io.TextIOBase):
-    """Discards the text that JSON replaces."""
-
-    def __init__(self, answers: TextIO) -> None:
-        self.answers = answers
-
-    def write(self, text: str) -> int:
-        return len(text)
+_answers: list[TextIO] = []  # where JSON goes while the text is left out
 
 
 @contextlib.contextmanager
 def text_or_json(args: object) -> Iterator[None]:
-    """Suppress the text of a command that is to print JSON."""
+    """Leave out the text of a command that is to print JSON."""
     if getattr(args, "json", None) != STDOUT:
         yield
         return
-    with contextlib.redirect_stdout(_LeftOut(sys.stdout)):
-        yield
+    _answers.append(sys.stdout)
+    try:
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+    finally:
+        _answers.pop()
 
 
 def write_json(path: Path | None, report: Any) -> None:
@@ -101,8 +98,6 @@ def write_json(path: Path | None, report: Any) -> None:
         return
     text = json.dumps(report, indent=1) + "\n"
     if path == STDOUT:
-        stream = getattr(sys.stdout, "answers", sys.stdout)
-        stream.write(text)
-        stream.flush()
+        print(text, end="", file=_answers[-1] if _answers else sys.stdout, flush=True)
     else:
         path.write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours, the tokens of a reply, a line that says what is going on, and a progress bar for the terminal."""
+"""Colours, the tokens of a reply, a line that says what is going on, and progress for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dsd_ros.decoding.modes import PRESETS, streams
@@ -103,10 +102,10 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 
 class Progress:
-    """A bar on stderr, followed by the latest line; without a terminal, that line at most once a minute."""
+    """A line on stderr that says how far a command is; without a terminal, at most once a minute."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
+        self._live: Any = None
         self._drawn = 0.0
         self._began = self._logged = time.monotonic()
         self._steps = 0
@@ -114,37 +113,31 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
     def to(self, share: float, line: str) -> None:
         """Show ``share`` of the whole, 0 to 1, and ``line``."""
-        share = min(max(share, 0.0), 1.0)
-        line = shown(" ".join(line.split()))
-        if not is_terminal(sys.stderr):
-            self._log(share, line)
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            form = "{percentage:3.0f}% |{bar:20}| {desc} [{elapsed}]"
-            self._bar = tqdm(total=1000, bar_format=form, leave=False, dynamic_ncols=True)
-        self._bar.n = int(1000 * share)
         now = time.monotonic()
-        due = now - self._drawn > _REDRAW_S
-        self._bar.set_description_str(line, refresh=due)
-        if due:
-            self._drawn = now
-
-    def _log(self, share: float, line: str) -> None:
-        now = time.monotonic()
-        if now - self._logged < _LOG_S:
-            return
-        self._logged = now
         elapsed = timedelta(seconds=int(now - self._began))
-        print(f"{share:4.0%} {line} [{elapsed}]", file=sys.stderr, flush=True)
+        text = f"{min(max(share, 0.0), 1.0):4.0%} {shown(' '.join(line.split()))} [{elapsed}]"
+        if not is_terminal(sys.stderr):
+            if now - self._logged >= _LOG_S:
+                self._logged = now
+                print(text, file=sys.stderr, flush=True)
+            return
+        if self._live is None:
+            from rich.live import Live
+
+            self._live = Live(
+                console=console(sys.stderr), transient=True, auto_refresh=False, redirect_stdout=False,
+                redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        if now - self._drawn > _REDRAW_S:
+            self._drawn = now
+            self._live.update(text, refresh=True)
 
     def step(self, of: int, line: str) -> None:
         """Count one more of ``of`` parts as done."""
@@ -152,19 +145,12 @@ class Progress:
         self.to(self._steps / of, line)
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
-        """Print to stdout, or ``stream``, above the bar."""
-        stream = sys.stdout if stream is None else stream
-        if self._bar is None:
-            print(text, file=stream, flush=True)
-        else:
-            self._bar.write(text, file=stream)
-            stream.flush()
+        """Print to stdout, or ``stream``, above that line."""
+        if self._live is not None:
+            self._live.stop()  # erases it; `to` begins another
+            self._live = None
+        print(text, file=sys.stdout if stream is None else stream, flush=True)
 
     def report(self, line: str, share: float) -> None:
         """`to` with its arguments in the order that trainings and evaluations use."""
         self.to(share, line)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None

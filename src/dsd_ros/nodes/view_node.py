@@ -17,7 +17,7 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.nodes.visual_node import VisualNode
 from dsd_ros.observe.ros.sight import Sight
-from dsd_ros.observe.view.events import log_event, pose_event, reply_event, robot_event, world_event
+from dsd_ros.observe.view.events import log_event, pose_event, reply_event, world_event
 from dsd_ros.observe.view.web import PageFeed, ViewError, WebServer, is_local, open_browser
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
@@ -53,7 +53,6 @@ class ViewNode(RunnableNode):
             self._health.report(health.ERROR, str(error))
         else:
             self._show_address(self._server, settings)
-        self._feed.add("robot", robot_event(), fixed=True)
         self._sight = Sight(self, settings.image_transport)
         self._inputs = Polled(self)
         self._world = self._inputs.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)

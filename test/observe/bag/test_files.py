@@ -25,34 +25,27 @@ def data_of(bag) -> list[bytes]:
     return [bytes(record.data) for record in bag.messages()]
 
 
-def test_rosbags_opens_what_was_written(tmp_path):
+def test_other_libraries_open_what_was_written(tmp_path):
     sent = text_bag(tmp_path / "bag", 1234)
     with Reader(tmp_path / "bag") as reader:
         (connection,) = reader.connections
         found = list(reader.messages())
         assert [bytes(data) for _, _, data in found] == sent
         assert [at for _, at, _ in found] == [SECOND + n * 1_000_000 for n in range(1234)]
-        assert reader.message_count == 1234 and reader.duration == 1_233_000_001
         assert connection.digest == definition("std_msgs/msg/String")[1] != ""
         store = get_typestore(Stores.EMPTY)  # knows what the bag says, and nothing else
         store.register(get_types_from_msg(connection.msgdef.data, connection.msgtype))
         assert store.deserialize_cdr(found[7][2], connection.msgtype).data.startswith("000007 ")
     assert sorted(path.name for path in (tmp_path / "bag").iterdir()) == ["bag.mcap", "metadata.yaml"]
+    with (tmp_path / "bag" / "bag.mcap").open("rb") as file:
+        reader = make_reader(file, decoder_factories=[DecoderFactory()], validate_crcs=True)
+        decoded = list(reader.iter_decoded_messages())
+        assert [message.data for _, _, message, _ in decoded] == sent and decoded[3][3].data.startswith("000003 ")
+        assert [m.name for m in reader.iter_metadata()] == ["rosbag2"]
     bag = open_bag(tmp_path / "bag")
     assert data_of(bag) == sent and bag.whole and not bag.notes
     assert json.loads(bag.custom["versions"]) == {"dsd_ros": "x"}
     assert data_of(open_bag(tmp_path / "bag" / "bag.mcap")) == sent
-
-
-def test_the_mcap_library_opens_what_was_written(tmp_path):
-    sent = text_bag(tmp_path / "bag", 500)
-    with (tmp_path / "bag" / "bag.mcap").open("rb") as file:
-        reader = make_reader(file, decoder_factories=[DecoderFactory()], validate_crcs=True)
-        found = list(reader.iter_decoded_messages())
-        assert [message.data for _, _, message, _ in found] == sent
-        assert found[3][3].data.startswith("000003 ")
-        assert reader.get_summary().statistics.message_count == 500
-        assert [m.name for m in reader.iter_metadata()] == ["rosbag2"]
 
 
 def test_what_a_killed_writer_had_saved_can_be_read(tmp_path):
@@ -74,7 +67,7 @@ def whole(tmp_path_factory):
     return (folder / "bag.mcap").read_bytes(), sent
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(share=st.floats(0.0, 1.0))
 def test_a_cut_file_is_read_up_to_the_cut_or_refused(whole, tmp_path_factory, share):
     content, sent = whole
@@ -90,7 +83,7 @@ def test_a_cut_file_is_read_up_to_the_cut_or_refused(whole, tmp_path_factory, sh
     assert bag.notes or found == sent
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(at=st.integers(0, 10_000), junk=st.binary(min_size=1, max_size=40))
 def test_damage_is_never_more_than_an_error(whole, tmp_path_factory, at, junk):
     content, _sent = whole
@@ -145,13 +138,10 @@ def test_what_cannot_be_made_is_refused(tmp_path):
     ):
         with pytest.raises(BagError, match=sentence):
             open_bag(path)
+    text_bag(tmp_path / "empty", 0)
+    with pytest.raises(BagError, match="holds no message"):
+        open_bag(tmp_path / "empty")
     with pytest.raises(TypeUnknown, match="not installed"):
         message_class("moon_msgs/msg/Cheese")
     with pytest.raises(TypeUnknown, match="not a message type"):
         definition("String")
-
-
-def test_an_empty_bag_is_refused_with_a_sentence(tmp_path):
-    text_bag(tmp_path / "bag", 0)
-    with pytest.raises(BagError, match="holds no message"):
-        open_bag(tmp_path / "bag")

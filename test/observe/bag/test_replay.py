@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from bag_maker import REPLY, SECOND, Maker, make_bag, png
+from bag_maker import REPLY, SECOND, make_bag, png, put
 
+from dsd_msgs.msg import SafetyState
 from dsd_ros.cli.main import main
 from dsd_ros.observe.bag.html_report import page
 from dsd_ros.observe.bag.reader import BagError, open_bag
@@ -21,27 +22,12 @@ from dsd_ros.observe.bag.writer import BagWriter
 from dsd_ros.observe.ros.message_types import definition
 from dsd_ros.paths import models_directory
 from dsd_ros.pictures import read_picture
-from dsd_ros.wire.messages import prefix_digest
 
 
-def observation(session=1, reply=1, picture=b"p", verified=(), rounds=0):
+def observation(session=1, reply=1, picture=b"p", verified=()):
     return SimpleNamespace(
-        session=session, reply=reply, instruction="find it", image=picture, encoding="png",
-        height=1, width=1, verified=list(verified), rounds=rounds,
-    )  # fmt: skip
-
-
-def draft(number, tokens, session=1, reply=1, parents=(), assumed=b"", resampled=()):
-    return SimpleNamespace(
-        session=session, reply=reply, round=number, tokens=tokens, parents=bytes(parents),
-        assumed=assumed, resampled=list(resampled),
-    )  # fmt: skip
-
-
-def outcome(number, accepted, following, session=1, reply=1, final=True, distribution=b""):
-    return SimpleNamespace(
-        session=session, reply=reply, round=number, accepted=accepted, next_token=following,
-        is_final=final, distribution=distribution,
+        session=session, reply=reply, instruction="find it", image=picture, encoding="png", height=1, width=1,
+        verified=list(verified),
     )  # fmt: skip
 
 
@@ -54,60 +40,24 @@ def log(*messages):
     for at, message in enumerate(messages):
         if hasattr(message, "image"):
             result.observation(message, at)
-        elif hasattr(message, "at"):
-            result.verified(message)
-        elif hasattr(message, "is_final"):
-            result.outcome(message)
         else:
-            result.draft(message)
+            result.verified(message)
     return result
 
 
 @pytest.mark.parametrize(
-    ("messages", "tokens"),
+    "messages",
     [
-        ((draft(1, [5, 6, 7]), outcome(1, 2, 9), draft(2, [1]), outcome(2, 1, 3)), [5, 6, 9, 1, 3]),
-        # Only the final outcome binds, and doubled messages change nothing.
-        (
-            (draft(1, [5, 6]), draft(1, [5, 6]), outcome(1, 1, 8, final=False), outcome(1, 2, 7), outcome(1, 2, 7)),
-            [5, 6, 7],
-        ),
-        # A tree: 5 -> (6 -> 7 | 8); 8 holds.
-        ((draft(1, [5, 6, 8, 7], parents=[0, 1, 1, 2]), outcome(1, 3, 4)), [5, 8, 4]),
-        # A stream: late, doubled, and sent again as a whole; another verifier goes on with it.
-        ((verified(1, 5), verified(0, 4), verified(0, 4), verified(0, 4, 5, 6)), [4, 5, 6]),
-        ((verified(0, 4), observation(session=2, verified=[4, 5]), verified(2, 6, session=2)), [4, 5, 6]),
-        # Sent ahead: the second draft stands, since the first one's assumption failed.
-        (
-            (draft(1, [5]), draft(2, [1], assumed=prefix_digest([5, 9])), outcome(1, 1, 8), draft(2, [2]),
-             outcome(2, 1, 3)),
-            [5, 8, 2, 3],
-        ),
-        (
-            (draft(1, [5]), draft(2, [1], assumed=prefix_digest([5, 8])), outcome(1, 1, 8), outcome(2, 1, 3)),
-            [5, 8, 1, 3],
-        ),
-        # Split: the robot tells what it drew with its next draft, or at the end with nothing else.
-        (
-            (draft(1, [5, 6]), outcome(1, 1, 0, distribution=b"p"), draft(2, [4], resampled=[7]),
-             outcome(2, 0, 0, distribution=b"p"), draft(2, [], resampled=[8])),
-            [5, 7, 8],
-        ),
-        # A restarted verifier continued after round 2 of the reply.
-        (
-            (draft(1, [5]), outcome(1, 1, 6), observation(session=2, verified=[5, 6, 7, 8], rounds=2),
-             draft(3, [9], session=2), outcome(3, 1, 1, session=2)),
-            [5, 6, 7, 8, 9, 1],
-        ),
+        (verified(1, 5), verified(0, 4), verified(0, 4), verified(0, 4, 5, 6)),  # late, doubled, and again as a whole
+        # Another verifier goes on with it.
+        (verified(0, 4), observation(session=2, verified=[4, 5]), verified(2, 6, session=2)),
     ],
-)  # fmt: skip
-def test_tokens_are_read_off_the_traffic(messages, tokens):
+)
+def test_tokens_of_a_stream_are_read_off_the_traffic(messages):
     (reply,) = log(observation(), *messages).replies
-    assert reply.tokens(len(tokens)) == tokens
-    assert reply.tokens(len(tokens) + 1) is None
+    assert reply.tokens(3) == [4, 5, 6] and reply.tokens(4) is None
     # What overtakes its observation waits for it.
-    if all(message.session == 1 for message in messages):
-        assert log(*messages, observation()).replies[0].tokens(len(tokens)) == tokens
+    assert log(messages[0], observation(), *messages[1:]).replies[0].tokens(3) == [4, 5, 6]
 
 
 def test_another_picture_is_another_reply():
@@ -119,7 +69,6 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     bag = make_bag(tmp_path / "bag")
     assert bag.namespace == "/go2_1"
     run = read_run(bag)
-    assert [step.tokens for step in run.steps] == [[4, 5, 6], [4, 5, 6]]
     step = run.steps[0]
     assert (step.action, step.executed) == ("forward 25 cm", "forward 25 cm")
     assert step.stamp == 51 * SECOND + 7 and step.rounds[0]["bytes_up"] == 11
@@ -144,6 +93,10 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
 
 def test_differences_are_reported_by_step(tmp_path):
     step = read_run(make_bag(tmp_path / "bag")).steps[0]
+    assert step.tokens is None and step.stats["tokens"] == 3  # of rounds, the count alone is compared
+    assert compare(step, ReplayReply(REPLY, [4, 5, 6], 1, 0.1)).same
+    assert compare(step, ReplayReply(REPLY, [4, 5, 6, 7], 1, 0.1)).changed == ("tokens",)
+    step.tokens = [4, 5, 6]
     assert compare(step, ReplayReply(REPLY, [4, 5, 6], 1, 0.1)).same
     text = REPLY.replace("forward 25 cm", "stop")
     verdict = compare(step, ReplayReply(text, [4, 7], 1, 0.1))
@@ -152,9 +105,6 @@ def test_differences_are_reported_by_step(tmp_path):
     for part in (REPLY, text, "51.000000007 s", "forward 25 cm -> stop", "3 -> 2, from token 2 on", "[5, 6] -> [7]"):
         assert part in told, part
     assert json.loads(json.dumps(verdict.as_json()))["replayed"]["action"] == "stop"
-    step.tokens = None  # the bag lacks some of them
-    assert compare(step, ReplayReply(REPLY, [4, 5, 6], 1, 0.1)).same
-    assert compare(step, ReplayReply(REPLY, [4, 5, 6, 7], 1, 0.1)).changed == ("tokens",)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +149,7 @@ def test_a_report_has_every_reply_and_round(tmp_path):
     assert "target big" in text
     assert text.count("forward 25 cm") == 2
     report = json.loads(json.dumps(as_json(run)))
-    assert report["replies"][1]["tokens"] == [4, 5, 6]
+    assert report["replies"][1]["stats"]["tokens"] == 3
     assert report["parameters"]["/go2_1/draft_node"] == {"decode.mode": "dsd"}
     content = page(run)
     assert content.count("<img") == 1  # there is one picture
@@ -207,14 +157,11 @@ def test_a_report_has_every_reply_and_round(tmp_path):
 
 
 def test_stops_that_come_back_at_once_are_one(tmp_path):
-    maker, kind = Maker(), "dsd_msgs/msg/SafetyState"
     writer = BagWriter(tmp_path / "bag", definition)
     for at, causes in ((1.0, [12]), (1.1, []), (1.3, [12, 13]), (2.0, []), (4.0, [17]), (5.0, [2])):
-        message = maker.make(
-            kind, stopped=bool(causes), causes=np.array(causes, np.uint8),
-            sentences=[f"cause {cause}" for cause in causes],
-        )  # fmt: skip
-        writer.write("/dsd/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))
+        sentences = [f"cause {cause}" for cause in causes]
+        state = SafetyState(stopped=bool(causes), causes=causes, sentences=sentences)
+        put(writer, "/dsd/safety_state", int(at * SECOND), state)
     writer.close()
     stops = read_run(open_bag(tmp_path / "bag")).stops
     assert [(s.began / SECOND, s.ended / SECOND, s.causes) for s in stops] == [

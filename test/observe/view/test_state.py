@@ -9,15 +9,7 @@ import pytest
 
 from dsd_ros.observe.view import state
 from dsd_ros.observe.view.figures import Figures, ReplyFigures, size
-from dsd_ros.observe.view.state import Round, ShownReply, Walk, motion_of
-
-
-def test_a_reply_keeps_its_newest_rounds(monkeypatch):
-    monkeypatch.setattr(state, "ROUNDS_KEPT", 3)
-    reply = ShownReply()
-    for number in range(5):
-        reply = reply.with_round(Round(accepted=number))
-    assert [round_.accepted for round_ in reply.rounds] == [2, 3, 4]
+from dsd_ros.observe.view.state import Walk, motion_of
 
 
 def test_a_walk_keeps_poses_some_centimetres_apart_and_stays_bounded(monkeypatch):
@@ -60,7 +52,6 @@ def test_figures_of_a_stream_say_what_its_drafts_gave():
 
 def test_figures_sum_up_a_run():
     figures = Figures()
-    assert "no reply yet" in figures.markdown()
     figures.add_reply(ReplyFigures("fsd", "dds", 30, 6, 5.0, 0.3, miss_rate=0.5, bytes_up=1500, predrafts_used=1))
     figures.add_reply(ReplyFigures("fsd", "dds", 10, 4, 2.5, 0.1, miss_rate=0.0, bytes_up=2_500_000))
     figures.add_step(2.0)
@@ -72,5 +63,4 @@ def test_figures_sum_up_a_run():
     assert rows["seconds per action"][1] == "2.00"
     assert rows["bytes up"] == ("2.50 MB", "2.50 MB")
     assert "T_c, one way" in rows and "T_q, one round in the target" in rows
-    assert figures.markdown().startswith("**fsd** dds, 2 replies")
     assert [size(n) for n in (0, 999, 1500)] == ["0 B", "999 B", "1.5 kB"]

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from views_sample import sample_reply, sample_stream, share
+from views_sample import sample_reply, sample_stream
 
-from dsd_ros.observe.view.overlay import ACCEPTED, AHEAD, OWN
 from dsd_ros.observe.view.state import Round, ShownReply
-from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_timeline, exits_of, lanes_of, spans_of
+from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, exits_of, lanes_of, spans_of
 
 
 def of_round(spans, number):
     return {span.lane: span for span in spans if span.round == number and span.what != READ}
 
 
-def test_a_rounds_spans_follow_each_other():
+def test_a_rounds_spans_follow_each_other_and_drafts_ahead_lie_within_the_round_before():
     spans = spans_of(sample_reply())
-    assert [span.what for span in spans].count(READ) == 1
+    assert [span.what for span in spans].count(READ) == 1 and {span.lane for span in spans} == set(LANES)
     for number in range(1, 6):
         lanes = of_round(spans, number)
         up, target, down = lanes["uplink"], lanes["target"], lanes["downlink"]
@@ -27,11 +25,6 @@ def test_a_rounds_spans_follow_each_other():
         assert target.end - target.start == pytest.approx(0.03)
     assert of_round(spans, 1)["draft"].what == DRAFT and of_round(spans, 1)["draft"].end == pytest.approx(0.022)
     assert of_round(spans, 1)["target"].label == "4+1"
-    assert {span.lane for span in spans} == set(LANES)
-
-
-def test_drafts_made_ahead_lie_within_the_round_before():
-    spans = spans_of(sample_reply())
     ahead = {span.round: span for span in spans if span.lane == "ahead"}
     assert {number: span.what for number, span in ahead.items()} == {2: HIT, 3: PARTLY, 5: HIT}
     for number, span in ahead.items():
@@ -56,23 +49,11 @@ def test_passes_follow_each_other_while_the_robot_drafts():
     drafts = [(span.start, span.end) for span in spans if span.lane == "draft"]
     assert drafts == [pytest.approx(span) for span in [(0.03, 0.04), (0.042, 0.05), (0.058, 0.07)]]
     assert {span.lane for span in spans} == set(lanes_of("stream")) and lanes_of("ar") == ("target",)
-    assert draw_timeline(sample_stream()).shape[0] < draw_timeline(sample_reply()).shape[0]
 
 
-def test_odd_measurements_are_drawn_all_the_same():
+def test_odd_measurements_make_no_span_that_ends_before_it_begins():
     # A verifier that says it took longer than the robot waited: rounds sent ahead overlap.
     flight = Round(4, 4, ("a",) * 5, source="flight", began=0.1, draft=0.01, wait=0.02, verify=0.5)
     for reply in (ShownReply(), ShownReply(rounds=(flight, flight)), ShownReply(rounds=(Round(),))):
-        spans = spans_of(reply)
-        assert all(span.end >= span.start for span in spans)
-        assert draw_timeline(reply).shape[1:] == (480, 3)
+        assert all(span.end >= span.start for span in spans_of(reply))
     assert not [span for span in spans_of(ShownReply(rounds=(flight,))) if span.what == DRAFT]
-
-
-@pytest.mark.parametrize("width", [240, 480, 1000])
-def test_the_drawing_has_every_lane(width):
-    drawn = draw_timeline(sample_reply(), width)
-    assert drawn.dtype == np.uint8 and drawn.shape[1] == width
-    lane = drawn.shape[0] // (len(LANES) + 1)
-    for number, colour in ((0, ACCEPTED), (1, AHEAD), (3, OWN)):
-        assert share(drawn[number * lane : (number + 1) * lane], colour) > 0.01

@@ -135,7 +135,7 @@ class Bag:
 
         store = get_typestore(Stores.ROS2_HUMBLE)
         try:
-            text = store.generate_msgdef(kind)[0] if kind in store.types else definition(kind)[0]
+            text = store.generate_msgdef(kind, ros_version=2)[0] if kind in store.types else definition(kind)[0]
         except TypeUnknown as error:
             raise BagError(f"The bag does not define {kind}; record it with its definitions. {error}") from None
         self.note("The bag does not define all its message types; this installation's are used.")

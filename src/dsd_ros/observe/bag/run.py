@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,24 +14,22 @@ import numpy as np
 from PIL import Image
 
 from dsd_ros.navigation.run.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
-from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
+from dsd_ros.observe.view.run_state import RunState
 from dsd_ros.pictures import raw_rgb
 from dsd_ros.shown import seconds_name
 from dsd_ros.wire.messages import PROTOCOL_VERSION
 
-_CAUSES = {cause.value: cause.name for cause in Cause}
 _CAMERA = "camera/image_raw"  # and image_transport's topic below it
 _PATH_S = 0.1
 _SAME_STOP_S = 0.5
-_END = re.compile(r"[A-Z][A-Z_]+: ")  # outcome of a goal in the navigation node's diagnostics
 
 
 @dataclass
 class RecordedStep:
-    """A completed reply. Times in ns; ``tokens`` is None when the bag lacks some of its messages."""
+    """A completed reply. Times in ns; ``tokens`` is None in rounds, and when the bag lacks some messages."""
 
     number: int
     stamp: int  # of its picture
@@ -176,14 +173,11 @@ class _Reading:
         self._texts: dict[int, list[str]] = {}
         self._rounds: dict[int, list[dict[int, dict[str, Any]]]] = {}
         self._stats: list[tuple[Any, int]] = []
-        self._stop: Stop | None = None
+        self._state, self._held = RunState(run.bag.namespace), False
         self._last_pose = -(2**63)
-        self._end = ""
         self.handlers: dict[str, Any] = {
             "dsd/observation": lambda m, r: self._traffic.observation(m, r.at),
             "dsd/verified_tokens": lambda m, r: self._traffic.verified(m),
-            "dsd/draft": lambda m, r: self._traffic.draft(m),
-            "dsd/outcome": lambda m, r: self._traffic.outcome(m),
             "dsd/refusal": lambda m, r: run.refusals.append((r.at, m.code, m.sentence)),
             "dsd/session_request": lambda m, r: run.requests.append(m),
             "dsd/session_reply": lambda m, r: run.verifiers.append(m),
@@ -214,36 +208,32 @@ class _Reading:
             of_stamp.append({})
         of_stamp[-1][number] = {"round": number} | plain(message.last_round)
 
+    def _watch(self, at: int) -> None:
+        """Note when the robot was held and let go, and how its goals ended."""
+        stops = self._run.stops
+        for kind, value in self._state.news:
+            if kind == "end" and value["outcome"]:
+                self._run.ends.append((at, f"{value['outcome']}: {value['sentence']}"))
+            elif kind == "hold":
+                if value["on"] and not self._held and not (stops and at - stops[-1].ended < _SAME_STOP_S * 1e9):
+                    stops.append(Stop(at, at, [], []))  # a stop that returns at once never ended
+                if value["on"]:
+                    causes = zip(value["causes"], value["sentences"], strict=False)
+                    new = [cause for cause in causes if cause[0] not in stops[-1].causes]
+                    stops[-1].causes += [name for name, _ in new]
+                    stops[-1].sentences += [sentence for _, sentence in new]
+                if value["on"] or self._held:
+                    stops[-1].ended = at
+                self._held = value["on"]
+        self._state.news.clear()
+
     def _safety(self, message: Any, record: Record) -> None:
-        names = [_CAUSES.get(int(cause), f"CAUSE_{cause}") for cause in message.causes]
-        held = bool(message.stopped) and bool(names) and names != ["NO_ACTION"]
-        stop = self._stop
-        if stop is not None and not held:
-            stop.ended = record.at
-            self._run.stops.append(stop)
-            self._stop = None
-        elif held:
-            last = self._run.stops[-1] if self._run.stops else None
-            if stop is None and last is not None and record.at - last.ended < _SAME_STOP_S * 1e9:
-                stop = self._run.stops.pop()  # a stop that returns at once never ended
-            if stop is None:
-                stop = Stop(record.at, record.at, [], [])
-            stop.ended = record.at
-            for name, sentence in zip(names, message.sentences, strict=False):
-                if name not in stop.causes:
-                    stop.causes.append(name)
-                    stop.sentences.append(sentence)
-            self._stop = stop
+        self._state.on_safety(message)
+        self._watch(record.at)
 
     def _health(self, message: Any, record: Record) -> None:
-        for status in message.status:
-            # /diagnostics is shared by all robots of a ROS domain.
-            if status.name.lstrip("/") != f"{self._run.bag.namespace}/navigation_node".lstrip("/"):
-                continue
-            ended = _END.match(status.message) is not None
-            if ended and status.message != self._end:
-                self._run.ends.append((record.at, status.message))
-            self._end = status.message if ended else ""
+        self._state.on_health(message, record.at * 1e-9)
+        self._watch(record.at)
 
     def _world(self, message: Any, record: Record) -> None:
         self._run.markers = list(message.markers)
@@ -268,8 +258,8 @@ class _Reading:
             )
 
     def finish(self) -> None:
-        if self._stop is not None:
-            self._run.stops.append(self._stop)
+        if self._held:
+            self._run.stops[-1].ended = self._run.ended
         executed = {stamp_of(a.observation_stamp): a for a in self._run.actions}
         for number, (message, at) in enumerate(self._stats, 1):
             stamp = stamp_of(message.observation_stamp)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up message types by name: their Python classes, and the definitions that a bag stores.
 
-A definition follows rosbag2: the text of the .msg file, then those of the types it contains.
+A definition follows rosbag2: the fields of the message, then those of the types it contains.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from rosbags.interfaces import Nodetype
 from rosbags.typesys import Stores, TypesysError, get_types_from_msg, get_typestore
-
-_SEPARATOR = "=" * 80
-_FIELD = re.compile(r"^\s*([A-Za-z][\w/]*)(?:<=\d+)?(?:\[[^\]]*\])?\s+[A-Za-z]\w*")
-_BUILTIN = frozenset(
-    {"bool", "byte", "char", "float32", "float64", "string", "wstring"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-)
 
 
 class TypeUnknown(ValueError):
@@ -44,42 +39,33 @@ def message_class(name: str) -> type:
 
 @cache
 def definition(name: str) -> tuple[str, str]:
-    """A type's definition and its RIHS01 hash.
+    """A type's definition and its RIHS01 hash, of the .msg files that are installed.
 
     :raises TypeUnknown: when its .msg file, or that of a type it contains, is missing or cannot be read.
     """
-    texts: dict[str, str] = {}
-    _collect(name, texts)
-    first, *others = texts
-    parts = [texts[first], *(f"MSG: {'/'.join(_parts(other))}\n{texts[other]}" for other in others)]
-    text = f"{_SEPARATOR}\n".join(part.rstrip("\n") + "\n" for part in parts)
     store = get_typestore(Stores.EMPTY)
-    try:
-        store.register(get_types_from_msg(text, name))
-    except TypesysError as error:
-        raise TypeUnknown(f"The definition of {name} cannot be read: {error}.") from None
-    return text, store.hash_rihs01(name)
-
-
-def _collect(name: str, texts: dict[str, str]) -> None:
-    """Add the texts of a type and of all types it contains, depth first."""
-    if name in texts:
-        return
-    package, short = _parts(name)
-    path = _share(package) / "msg" / f"{short}.msg"
-    try:
-        texts[name] = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TypeUnknown(f"The definition of {name} cannot be read: {error}.") from None
-    for line in texts[name].splitlines():
-        found = _FIELD.match(line.split("#")[0])
-        if found is None or found[1] in _BUILTIN:
+    wanted = [name]
+    while wanted:
+        kind = wanted.pop()
+        if kind in store.types:
             continue
-        inner = found[1] if "/" in found[1] else f"{package}/{found[1]}"
-        if inner == f"{package}/Header":
-            inner = "std_msgs/Header"
-        owner, _, kind = inner.rpartition("/")
-        _collect(f"{owner.removesuffix('/msg')}/msg/{kind}", texts)
+        package, short = _parts(kind)
+        try:
+            found = get_types_from_msg((_share(package) / "msg" / f"{short}.msg").read_text(encoding="utf-8"), kind)
+            store.register(found)
+        except (OSError, TypesysError) as error:
+            raise TypeUnknown(f"The definition of {kind} cannot be read: {error}.") from None
+        for _, fields in found.values():
+            wanted += [str(each) for _, about in fields for each in _contained(about)]
+    return store.generate_msgdef(name, ros_version=2)[0], store.hash_rihs01(name)
+
+
+def _contained(about: Any) -> list[str]:
+    """The message types in the description of a field."""
+    node, what = about
+    if node == Nodetype.NAME:
+        return [what]
+    return _contained(what[0]) if node in (Nodetype.ARRAY, Nodetype.SEQUENCE) else []
 
 
 @cache

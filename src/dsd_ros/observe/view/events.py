@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.observe.view.figures import Figures
 from dsd_ros.observe.view.overlay import ACCEPTED, OWN, fates_of, token_run
 from dsd_ros.observe.view.state import ShownMemory, ShownReply, ShownStep, motion_of
 from dsd_ros.observe.view.timeline import exits_of, lanes_of, spans_of
-from dsd_ros.paths import config_directory
 from dsd_ros.shown import LINES, shown
 
 CUBE, CYLINDER = 1, 3  # of visualization_msgs/Marker
@@ -39,27 +36,6 @@ def world_event(markers: Iterable[Any]) -> list[dict[str, Any]]:
         if thing["kind"] != "goal" and thing["at"][:2] in goals:
             thing["label"] = ""
     return things
-
-
-def robot_event(urdf: Path | None = None) -> list[dict[str, Any]]:
-    """The robot's shapes as the page draws them, from the ``visual`` elements of a URDF (default: the Go2's)."""
-    root = ElementTree.parse(urdf or config_directory() / "go2.urdf").getroot()  # noqa: S314  # our own file
-    named = [material for material in root.iter("material") if material.find("color") is not None]
-    colours = {material.get("name"): _numbers(material.find("color"), "rgba") for material in named}
-    shapes = []
-    for visual in root.iter("visual"):
-        geometry, origin, material = visual.find("geometry"), visual.find("origin"), visual.find("material")
-        if geometry is None or not len(geometry):
-            continue
-        shape = geometry[0]
-        radius, length = float(shape.get("radius", 0.0)), float(shape.get("length", 0.0))
-        size = _numbers(shape, "size") if shape.tag == "box" else [2 * radius, 2 * radius, length or 2 * radius]
-        rgba = colours.get(material.get("name") if material is not None else "", [0.5, 0.5, 0.5])
-        shapes.append({
-            "shape": shape.tag, "size": size, "at": _numbers(origin, "xyz"), "turn": _numbers(origin, "rpy"),
-            "rgb": [round(255 * part) for part in rgba[:3]],
-        })  # fmt: skip
-    return shapes
 
 
 def reply_event(reply: ShownReply, number: int) -> dict[str, Any]:
@@ -115,8 +91,3 @@ def log_event(line: Any) -> dict[str, str]:
 
 def _round(values: Sequence[float]) -> list[float]:
     return [round(float(value), 3) for value in values]
-
-
-def _numbers(element: ElementTree.Element | None, name: str) -> list[float]:
-    text = element.get(name) if element is not None else None
-    return [float(part) for part in (text or "0 0 0").split()]

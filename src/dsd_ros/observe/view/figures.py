@@ -3,9 +3,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from dsd_ros.decoding.modes import PRESETS, streams, unit_of
+
+_TIMES = {  # field -> that of dsd_msgs/DecodeStats, a Duration
+    "seconds": "total_time", "verify_round_seconds": "verify_round_time", "link_delay_seconds": "link_delay",
+    "observation_age": "observation_age",
+}  # fmt: skip
+
+
+def seconds_of(value: Any) -> float:
+    """A stamp or duration of rclpy, or of a bag, in seconds."""
+    return float(value.sec + value.nanosec * 1e-9)
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,15 @@ class ReplyFigures:
     predrafts_used: int = 0
     predrafts_wasted: int = 0
     observation_age: float = 0.0
+
+    @classmethod
+    def of(cls, message: Any) -> ReplyFigures:
+        """From a dsd_msgs/DecodeStats; what is no finite number becomes 0."""
+        values: dict[str, Any] = {name: getattr(message, name) for name in cls.__dataclass_fields__.keys() - _TIMES}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                values[name] = 0.0
+        return cls(**values | {name: seconds_of(getattr(message, time)) for name, time in _TIMES.items()})
 
     @property
     def passes_per_token(self) -> float:
@@ -109,13 +130,6 @@ class Figures:
         if self.sooner:
             rows.append(("as fast as the target alone (estimate)", times(new.sooner), times(self.sooner)))
         return rows
-
-    def markdown(self) -> str:
-        """A Markdown table of :meth:`rows`."""
-        title = f"**{self.newest.mode or 'no reply yet'}** {self.newest.transport}".strip()
-        replies = "1 reply" if self.replies == 1 else f"{self.replies} replies"
-        lines = [f"{title}, {replies}", "", "| | newest | run |", "|---|---|---|"]
-        return "\n".join(lines + [f"| {' | '.join(row)} |" for row in self.rows()])
 
 
 def size(count: float) -> str:

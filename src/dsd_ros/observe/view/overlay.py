@@ -59,42 +59,29 @@ class OverlayPainter:
         self._bgr = bgr
         self._shown: Overlay | None = None
         self._top = self._bottom = self._panel = np.empty((0, width, 3), np.uint8)
-        self._canvas: np.ndarray | None = None  # the canvas that has the panel on it
         self.drawn = 0  # number of redraws of the text
 
     def shape(self, image: np.ndarray) -> tuple[int, int, int]:
-        """The shape of :meth:`frame`."""
-        height, _ = self._fitted(image)
-        return height + PANEL_HEIGHT, self.width, 3
-
-    def _fitted(self, image: np.ndarray) -> tuple[int, int]:
-        """The size of the scaled picture: as wide as the frame, unless it would be over MAX_ASPECT times as high."""
+        """The shape of :meth:`frame`: a very tall picture is squeezed into a bounded height."""
         rows, columns = image.shape[:2]
-        scale = min(self.width / columns, MAX_ASPECT * self.width / rows)
-        return max(1, round(rows * scale)), max(1, round(columns * scale))
+        height = round(rows * min(self.width / columns, MAX_ASPECT * self.width / rows))
+        return max(1, height) + PANEL_HEIGHT, self.width, 3
 
     def frame(self, image: np.ndarray, overlay: Overlay, canvas: np.ndarray | None = None) -> np.ndarray:
         """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay; below it tokens and figures.
 
-        A very tall picture is scaled to a bounded height and centred on black. ``canvas``, of :meth:`shape`, is drawn
-        on instead of a new array; when it is reused, its panel must be unchanged since the last call.
+        ``canvas``, of :meth:`shape`, is drawn on instead of a new array.
         """
         self._write(overlay)
         rows, width, _ = shape = self.shape(image)
         height = rows - PANEL_HEIGHT
         if canvas is None:
             canvas = np.empty(shape, np.uint8)
-        _, columns = self._fitted(image)
-        left = (width - columns) // 2
-        if columns < width:
-            canvas[:height] = 0
-        cv2.resize(image, (columns, height), dst=canvas[:height, left : left + columns], interpolation=cv2.INTER_LINEAR)
+        cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
         canvas[: min(height, len(self._top))] = self._top[:height]
         bottom = self._bottom[:height]
         canvas[height - len(bottom) : height] = bottom
-        if canvas is not self._canvas:
-            canvas[height:] = self._panel
-            self._canvas = canvas
+        canvas[height:] = self._panel
         return canvas
 
     def _write(self, overlay: Overlay) -> None:
@@ -110,7 +97,6 @@ class OverlayPainter:
         self._top = self._ordered(_top_bar(overlay, self.width))
         self._bottom = self._ordered(_bottom_bar(overlay, self.width))
         self._panel = self._ordered(panel(overlay, self.width))
-        self._canvas = None
 
     def _ordered(self, drawn: Image.Image) -> np.ndarray:
         rgb = np.asarray(drawn)
@@ -121,8 +107,8 @@ def panel(overlay: Overlay, width: int = WIDTH) -> Image.Image:
     """The reply's tokens, a legend and the newest figures, PANEL_HEIGHT high."""
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
     canvas = blank(PANEL_HEIGHT, width)
-    draw_tokens(canvas, overlay.reply, _SIZE, legend_y - 2)
-    draw_legend(canvas, _MARGIN, legend_y, overlay.reply.mode)
+    _draw_tokens(canvas, overlay.reply, legend_y - 2)
+    _draw_legend(canvas, legend_y, overlay.reply.mode)
     text = shortened(_figures(overlay.newest), _SMALL, width - 2 * _MARGIN)
     write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, text, _SMALL, INK)
     return canvas
@@ -138,18 +124,18 @@ def _figures(new: ReplyFigures) -> str:
     return "   ".join([*parts, f"picture {new.observation_age:.2f} s old"])
 
 
-def draw_tokens(canvas: Image.Image, reply: ShownReply, size: int, height: int) -> None:
+def _draw_tokens(canvas: Image.Image, reply: ShownReply, height: int) -> None:
     """Draw the reply's tokens in reading order into the top ``height`` pixels; of too many the newest stay visible.
 
     Accepted drafts are green, rejected ones red and struck out, the target's own tokens blue. An amber underline
     marks tokens drafted or sent ahead.
     """
-    step, right = line_height(size) + 3, canvas.width - _MARGIN
+    step, right = line_height(_SIZE) + 3, canvas.width - _MARGIN
     lines: list[list[tuple[str, Colour, bool, bool]]] = [[]]
     x = _MARGIN
     newest = replace(reply, rounds=reply.rounds[-_ROUNDS_SHOWN:])
     for token in token_run(newest)[-_TOKENS_SHOWN:]:
-        width = text_width(token[0], size)
+        width = text_width(token[0], _SIZE)
         if x + width > right and lines[-1]:
             lines.append([])
             x = _MARGIN
@@ -157,11 +143,10 @@ def draw_tokens(canvas: Image.Image, reply: ShownReply, size: int, height: int) 
         x += width
     for number, line in enumerate(lines[-max(1, height // step) :]):
         x, y = _MARGIN, 4 + number * step
-        for place, (text, colour, struck, ahead) in enumerate(line):
-            end = write(canvas, x, y, text, size, colour, struck)
+        for text, colour, struck, ahead in line:
+            end = write(canvas, x, y, text, _SIZE, colour, struck)
             if ahead:
-                joined = place + 1 < len(line) and line[place + 1][3]
-                canvas.paste(AHEAD, (x, y + step - 4, max(x, min(end, right) - (not joined)), y + step - 2))
+                canvas.paste(AHEAD, (x, y + step - 4, max(x, min(end, right)), y + step - 2))
             x = end
 
 
@@ -184,8 +169,9 @@ def fates_of(mode: str) -> list[str]:
     return [fate for fate in FATES if fate == "own" or (drafts and (fate != "ahead" or ahead))]
 
 
-def draw_legend(canvas: Image.Image, x: int, y: int, mode: str) -> None:
+def _draw_legend(canvas: Image.Image, y: int, mode: str) -> None:
     """Explain the tokens' colours."""
+    x = _MARGIN
     for fate in fates_of(mode):
         text, colour = FATES[fate]
         end = write(canvas, x, y, text, _SMALL, colour)

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dsd_ros.observe.view.figures import ReplyFigures
+from dsd_ros.navigation.run.actions import ANY, action_of, format_action
+from dsd_ros.observe.view.figures import ReplyFigures, seconds_of
 
 PATH_SPACING_M = 0.03
 PATH_TURN_RAD = 0.2
 PATH_POINTS = 4000  # 120 m of walking; then the path is thinned out
-ROUNDS_KEPT = 512
 OWNERS = {1: "robot", 2: "cloud"}  # the sides of dsd_msgs/AnswerSource
 
 Pose = tuple[float, float, float]  # x, y (m), yaw (rad)
@@ -48,6 +49,21 @@ class Round:
     bytes_down: int = 0
     depth: int = 0  # passes of the draft model meanwhile: tokens, or a tree's levels
 
+    @classmethod
+    def of(cls, message: Any) -> Round:
+        """From a dsd_msgs/RoundStats, of rclpy or of a bag."""
+        same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down", "depth")
+        figures: dict[str, Any] = {name: getattr(message, name) for name in same}
+        figures |= {name: seconds_of(getattr(message, f"{name}_time")) for name in ("draft", "wait", "verify", "model")}
+        return cls(
+            **figures,
+            began=seconds_of(message.start_offset),
+            accepted=min(message.accepted, len(message.gained)),
+            gained=tuple(message.gained),
+            rejected=tuple(message.rejected),
+            exits=tuple(zip(map(int, message.exit_layers), map(seconds_of, message.exit_times), strict=False)),
+        )
+
 
 @dataclass(frozen=True)
 class ShownReply:
@@ -62,7 +78,7 @@ class ShownReply:
 
     def with_round(self, news: Round) -> ShownReply:
         """The reply after one more round or pass."""
-        return replace(self, rounds=(*self.rounds[-(ROUNDS_KEPT - 1) :], news))
+        return replace(self, rounds=(*self.rounds, news))
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,17 @@ class ShownStep:
     pose: Pose
     reasoning: str = ""
     retracing: bool = False
-    age: float = 0.0  # of the picture when the action was announced, s
+
+    @classmethod
+    def of(cls, message: Any, pose: Pose) -> ShownStep:
+        """From a dsd_msgs/NavAction whose action begins at ``pose``."""
+        phrase, ahead, turn = "unknown action", 0.0, 0.0
+        with contextlib.suppress(ValueError):
+            action = action_of(message, ANY)
+            phrase, ahead, turn = format_action(action), action.metres, action.radians
+        return cls(
+            message.step, phrase, ahead, turn, message.verified, pose, message.reasoning, message.retracing
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

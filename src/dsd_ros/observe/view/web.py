@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 PICTURE = "view"  # the kind of event that holds a picture; all others are small
 BEAT_S = 1.0  # between two signs of life
-MAX_WATCHERS = 32
 _PAUSE_S = 0.05  # between two parts of a stream: events of one moment travel together
 _CHUNK = 1 << 16  # bytes sent at once: a slow browser gets _SEND_S for each
 _SEND_S = 10.0
@@ -126,12 +125,12 @@ class PageFeed:
             self._news.notify_all()
 
     @contextlib.contextmanager
-    def watcher(self) -> Iterator[bool]:
-        """Count a browser while it watches; yields whether there is room for it."""
+    def watcher(self) -> Iterator[None]:
+        """Count a browser while it watches."""
         with self._news:
             self._watchers += 1
         try:
-            yield self._watchers <= MAX_WATCHERS
+            yield
         finally:
             with self._news:
                 self._watchers -= 1
@@ -251,10 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"Only / is here.", "text/plain")
 
     def _stream(self, after: str) -> None:
-        with self.server.feed.watcher() as room:
-            if not room:
-                self._answer(503, b"Too many browsers have the page open: close one.", "text/plain")
-                return
+        with self.server.feed.watcher():
             self.close_connection = True
             self._begin(200, "text/event-stream")
             self.end_headers()

@@ -94,12 +94,11 @@ def without_shared_memory(monkeypatch):
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What run side by side: files. Tests with real nodes keep time, so at most two run at once."""
+    """What run side by side: files."""
     for item in items:
         nodes = "ros_domain" in getattr(item, "fixturenames", ())
         room = item.path.relative_to(Path(__file__).parent).parts[0]
-        group = ("nodes" if room == "nodes" else "nodes of rooms") if nodes else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
         if room == "exactness":
             item.add_marker(pytest.mark.exactness)
         quick = room in SMOKE_ROOMS or (room == "exactness" and item.name.split("[")[0] in SMOKE_TESTS)

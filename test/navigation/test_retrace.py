@@ -64,7 +64,7 @@ def walk(actions, seed: int, distance_error: float, angle_error: float):
     distance_error=st.floats(0.0, 0.04),
     angle_error=st.floats(0.0, math.radians(1.5)),
 )
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_ends_where_it_began(actions, seed, distance_error, angle_error):
     walker, start, count = walk(actions, seed, distance_error, angle_error)
     assert math.hypot(walker.pose.x - start.x, walker.pose.y - start.y) <= REACHED_M + 0.05

@@ -170,10 +170,9 @@ def test_a_request_contains_the_last_eight_steps():
     assert not bench.until_request().history  # moved by hand, it starts empty
 
 
-@pytest.mark.parametrize("text", ["", "Go ahead!", "Action: forward 25 cm now", "Action: stop Action: stop"])
-def test_what_does_not_parse_ends_the_run_without_motion(text):
+def test_what_does_not_parse_ends_the_run_without_motion():
     bench = Bench()
-    bench.answer(text)
+    bench.answer("Action: forward 25 cm now")
     assert bench.run.outcome is RunOutcome.UNPARSABLE_REPLY
     assert bench.tick() == AT_REST
     assert bench.pose == Pose(0.0, 0.0, 0.0)
@@ -203,32 +202,6 @@ def test_a_late_answer_to_an_earlier_request_is_ignored():
     assert bench.run.phase is Phase.DECODING and len(bench.run.steps) == 1
 
 
-def test_a_decode_that_never_answers_ends_the_run():
-    bench = Bench(replace(SETTINGS, decode_timeout_s=3.0))
-    bench.until_request()
-    assert bench.finish() is RunOutcome.DECODE_TIMEOUT
-
-
-def test_a_failure_of_the_decode_names_the_end():
-    bench = Bench()
-    request = bench.until_request()
-    bench.run.on_failure(request.number, RunOutcome.NO_OBSERVATION, "The camera is silent.")
-    assert bench.run.outcome is RunOutcome.NO_OBSERVATION
-    assert bench.run.sentence == "The camera is silent."
-
-
-@pytest.mark.parametrize("when", ["start", "driving"])
-def test_lost_odometry_ends_the_run(when):
-    bench = Bench()
-    if when == "driving":
-        bench.answer(GO)
-        for _ in range(20):
-            bench.tick()
-    for _ in range(150):
-        bench.tick(odometry=False)
-    assert bench.run.outcome is RunOutcome.ODOMETRY_LOST
-
-
 def test_budgets():
     bench = Bench()
     for _ in range(SETTINGS.max_steps):
@@ -238,13 +211,6 @@ def test_budgets():
     bench.answer("Go on. Action: forward 75 cm")
     assert bench.finish() is RunOutcome.TIME_BUDGET
     assert 0.2 < bench.run.distance < 0.8
-
-
-def test_a_blocked_robot_gets_other_chances_and_then_the_run_ends():
-    bench = Bench(blocked=True)
-    for _ in range(3):
-        bench.answer(GO)
-    assert bench.finish() is RunOutcome.STUCK
 
 
 def test_cancel_stops_at_once():

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
 from dsd_ros.navigation.run.controller import AT_REST
@@ -214,30 +212,6 @@ def test_a_cancel_ends_the_way_back_at_once():
     bench.until(lambda: bench.command != AT_REST)
     bench.run.cancel()
     assert bench.tick() == AT_REST and bench.run.outcome is RunOutcome.CANCELLED
-
-
-@given(
-    actions=st.lists(
-        st.sampled_from(["forward 25 cm", "forward 75 cm", "turn left 45 degrees", "turn right 30 degrees"]),
-        min_size=1,
-        max_size=5,
-    ),
-    lag=st.floats(0.0, 0.8),
-    noise=st.floats(0.0, 0.004),
-    seed=st.integers(0, 1000),
-)
-@hypothesis_settings(max_examples=12)
-def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(actions, lag, noise, seed):
-    with patch.multiple("dsd_ros.navigation.run.run", _MOST_REVERSALS=40):
-        bench = Bench(RETURN, lag=lag, noise=noise, seed=seed)
-    for action in actions:
-        bench.answer(say(action))
-    bench.until_request()
-    bench.fail(RunOutcome.LINK_LOST)
-    bench.safety = WAIVED
-    bench.finish(500.0)
-    assert bench.run.outcome is RunOutcome.LINK_LOST and "where it began" in bench.run.sentence
-    assert math.hypot(bench.pose.x, bench.pose.y) < REACHED_M + 0.05
 
 
 def test_the_answer_of_a_lost_link_that_comes_during_the_way_back_is_not_heard():

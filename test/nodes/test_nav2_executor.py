@@ -10,6 +10,7 @@ import math
 import signal
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,12 @@ class Nav2Rig(NavigationRig):
         self.rig.until(lambda: self.run(FORWARD, STOP)[1].outcome == RunOutcome.ARRIVED, what="Nav2 serving")
 
     def until_sent(self, *names: str) -> None:
-        """Wait for the goals so far: the test may discover a server's latched states later than the run ends."""
+        """Wait for the goals so far: the test may discover a server's latched states later than the run ends.
+
+        On a busy machine a hold may part one motion into several goals.
+        """
         self.rig.until(lambda: len(self.sent) >= len(names), what="the states of Nav2's goals")
-        assert self.sent == list(names)
+        assert [name for name, _ in groupby(self.sent)] == [name for name, _ in groupby(names)]
 
     @staticmethod
     def start_nav2(rig):

@@ -105,18 +105,14 @@ def test_another_models_grammar_drives_the_robot(rig):
     assert nav.requests[-1].history_actions == ["move forward 25 cm", "turn left 15 degrees"]
     assert sum(action.distance for action in nav.actions) == 0.25
     assert nav.run("I see it. Action: forward 25 cm")[1].outcome == RunOutcome.UNPARSABLE_REPLY
-    rig.start("supervisor_node", grammar="dds")
-    rig.until(lambda: any("There is no grammar 'dds': name dsd, navila, or a file." in line for line in rig.lines))
 
 
 def test_bad_ends_are_named_and_the_next_run_works(rig):
     nav = NavigationRig(rig, run__decode_timeout_s=2.0)
     start = nav.odometry.pose
 
-    for text in ("", "Go ahead.", "Action: forward 25 cm now", "Action: stop Action: stop"):
-        status, result = nav.run(text)
-        assert status == GoalStatus.STATUS_ABORTED
-        assert result.outcome == RunOutcome.UNPARSABLE_REPLY
+    status, result = nav.run("Action: forward 25 cm now")
+    assert (status, result.outcome) == (GoalStatus.STATUS_ABORTED, RunOutcome.UNPARSABLE_REPLY)
     nav.script = [(Decode.Response.CANCELED, "dropped"), STOP]
     assert nav.finish(nav.send())[1].outcome == RunOutcome.ARRIVED
     for code, outcome in [
@@ -128,9 +124,8 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
     ]:
         _, result = nav.run((code, "This is why."))
         assert (result.outcome, result.message) == (outcome, "This is why.")
-    for goal in [{"instruction": " "}, {"instruction": "x" * 2001}, {"time_limit": to_duration(-1.0)}]:
-        _, result = nav.run(**goal)
-        assert result.outcome == RunOutcome.BAD_GOAL
+    for goal in [{"instruction": " "}, {"time_limit": to_duration(-1.0)}]:
+        assert nav.run(**goal)[1].outcome == RunOutcome.BAD_GOAL
     nav.age = 20.0
     _, result = nav.run(FORWARD)
     assert result.outcome == RunOutcome.STALE_OBSERVATION
@@ -139,11 +134,12 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
     _, result = nav.run(HANG)
     assert result.outcome == RunOutcome.DECODE_TIMEOUT and time.monotonic() - began < 15.0
     nav.release.set()  # its late answer, "forward", must move nothing
-    time.sleep(1.0)
+    count = len(nav.odometry.samples)
+    rig.until(lambda: len(nav.odometry.samples) > count + 20)
     assert nav.odometry.pose == start
 
-    _, result = nav.run(LEFT, LEFT, LEFT, LEFT, max_steps=2)
-    assert (result.outcome, result.steps) == (RunOutcome.STEP_BUDGET, 2)
+    _, result = nav.run(LEFT, LEFT, max_steps=1)
+    assert (result.outcome, result.steps) == (RunOutcome.STEP_BUDGET, 1)
     _, result = nav.run(*[LEFT] * 20, time_limit=to_duration(1.0))
     assert result.outcome == RunOutcome.TIME_BUDGET
     assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
@@ -168,7 +164,7 @@ def test_cancel_stops_within_the_watchdogs_time(rig):
 
 @pytest.mark.usefixtures("without_shared_memory")
 def test_the_safety_supervisor_holds_and_ends_runs(rig):
-    nav = NavigationRig(rig, run__safety_patience_s=4.0)
+    nav = NavigationRig(rig, apart="supervisor_node", run__safety_patience_s=4.0)
     stop = rig.node.create_publisher(Bool, "emergency_stop", qos.STATE)
     joystick = rig.node.create_publisher(Twist, "cmd_vel_joy", qos.STATE)
     rig.until_linked("supervisor_node", stop, joystick)
@@ -233,12 +229,12 @@ def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
     nav.actions.clear()
     # This supervisor watches no link: the run asks again after each leg.
     lost = (Decode.Response.LINK_LOST, "This is why.")
-    _, result = nav.run(LEFT, FORWARD, *[lost] * 60)
+    _, result = nav.run(LEFT, "Action: turn right 15 degrees", *[lost] * 60)
     assert result.outcome == RunOutcome.LINK_LOST and result.steps == 2
     assert result.message == "This is why. The robot stands where it began."
     pose = nav.odometry.pose
     # As above, a busy machine's legs may end too far; each is chosen from where the last one led.
-    assert math.hypot(pose.x - start.x, pose.y - start.y) < 0.3
+    assert abs(math.remainder(pose.yaw - start.yaw, math.tau)) < math.radians(20)
     legs = nav.actions[2:]
     assert legs and all(leg.retracing and not leg.verified for leg in legs)
     assert [a.step for a in nav.actions] == list(range(1, len(nav.actions) + 1))
@@ -246,7 +242,7 @@ def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
     first, second, third = nav.requests[:3]
     assert not first.history_actions and not any(r.allow_unverified for r in nav.requests)
     assert list(second.history_actions) == ["turn left 45 degrees"]
-    assert list(third.history_actions) == ["turn left 45 degrees", "forward 25 cm"]
+    assert list(third.history_actions) == ["turn left 45 degrees", "turn right 15 degrees"]
     # Stamps go back as they came: to the nanosecond.
     assert list(third.history_stamps) == [first.not_before, second.not_before]
 
@@ -280,7 +276,7 @@ def test_without_a_draft_node_the_run_says_so(rig):
 
 
 def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
-    nav = NavigationRig(rig)
+    nav = NavigationRig(rig, apart="simulator_node")
     nav.script = [LEFT, LEFT]
     handle = nav.send()
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
@@ -299,7 +295,7 @@ def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.usefixtures("without_shared_memory")
 def test_the_robot_stops_when_the_navigation_node_does(rig, number):
-    nav = NavigationRig(rig)
+    nav = NavigationRig(rig, apart="navigation_node")
     nav.script = [LEFT, LEFT]
     handle = nav.send()
     end = nav.client.result(handle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fsd over real DDS, with the verifier in its own process: the target's tokens, with exits and rounds in flight."""
+"""fsd over real DDS: the target's tokens, with exits and rounds in flight."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_fsd_over_topics_gives_the_targets_tokens(rig, channel, tmp_path, tiny_p
     target = load_model(ModelSettings(str(directory)))
     ExitAdapters.untrained(target).save(directory, target.fingerprint)
     draft = load_model(ModelSettings(str(tiny_pair[1])))
-    rig.start("verifier_node", model__path=directory, engine__exit_share=1.0)
+    rig.host("verifier_node", model__path=directory, engine__exit_share=1.0)
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     exits = 0
     ahead = {"predraft_source": "exits", "pipeline_depth": 3}
     for values in ({}, {"pipeline_depth": 3, "predraft_workers": 64}, {"predraft_source": "exits"}, ahead):
         settings = DecodeSettings(mode="fsd", max_tokens=LENGTH, **values)
         with EdgeSession(channel, draft, settings) as session:
-            for seed in range(8):
+            for seed in range(4):
                 image = picture(seed)
                 reply = session.decode(image, INSTRUCTION)
                 assert reply.tokens == alone(target, image), f"picture {seed}, {values}"
@@ -63,7 +63,7 @@ def test_robots_on_the_same_topics_get_their_own_tokens(rig, tmp_path, tiny_pair
     directory = make_tiny_model(tmp_path / "target", seed=5, layers=3)
     target = load_model(ModelSettings(str(directory)))
     ExitAdapters.untrained(target).save(directory, target.fingerprint)
-    rig.start("verifier_node", model__path=directory, engine__exit_share=1.0)
+    rig.host("verifier_node", model__path=directory, engine__exit_share=1.0)
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     wrong: list[str] = []
     exits = 0

@@ -15,8 +15,8 @@ ACTIONS = ("forward 25 cm", "turn left 15 degrees", "turn right 45 degrees", "fo
 def test_the_last_steps_are_shown_along(rig, tiny_pair):
     target = load_model(ModelSettings(str(tiny_pair[0])))
     camera = CameraRig(rig)
-    rig.start("verifier_node", model__path=tiny_pair[0])
-    rig.start("draft_node", model__path=tiny_pair[1], decode__max_tokens=LENGTH, history_frames=2)
+    rig.host("verifier_node", model__path=tiny_pair[0])
+    rig.host("draft_node", model__path=tiny_pair[1], decode__max_tokens=LENGTH, history_frames=2)
     rig.until_active()
     stamps, sent, said = [], [], []
     for step in range(5):

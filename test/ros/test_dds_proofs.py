@@ -21,7 +21,7 @@ MORE = [{"mode": "fsd", "pipeline_depth": 2}, {"mode": "coupled"} | TREE, {"mode
 
 
 def test_every_mode_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
-    rig.start("verifier_node", model__path=tiny_pair[0])
+    rig.host("verifier_node", model__path=tiny_pair[0])
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     target, draft = (load_model(ModelSettings(str(path))) for path in tiny_pair[:2])
     ends = target.eos_token_ids

@@ -23,11 +23,11 @@ assert gc.isenabled()
 gc.unfreeze()
 gc.collect()
 runs.clear()
-assert quick_import("torch") is sys.modules["torch"]
+assert quick_import("asyncio") is sys.modules["asyncio"]
 assert gc.isenabled() and not runs, runs
-assert gc.get_freeze_count() > 100_000
+assert gc.get_freeze_count() > 0
 gc.unfreeze()
-quick_import("torch")  # it is there already
+quick_import("asyncio")  # it is there already
 assert gc.get_freeze_count() == 0
 gc.disable()
 quick_import("wave")
@@ -61,13 +61,13 @@ def test_a_node_announces_itself_until_those_that_are_there_announce_themselves(
 import os
 from types import SimpleNamespace
 from dsd_ros.ros import entry
-entry.quick_import = lambda name: SimpleNamespace(main=lambda: print(*(os.environ.get(one) for one in entry._PROFILES)))
+entry.quick_import = lambda name: SimpleNamespace(main=lambda: print(*(os.environ.get(one) for one in entry.PROFILES)))
 entry._start("{node}")
 """
-    for variable in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+    for variable in ("FASTRTPS_DEFAULTPROFILES_FILE", "FASTDDS_DEFAULTPROFILES_FILE"):
         monkeypatch.delenv(variable, raising=False)
     if own:
-        monkeypatch.setenv("FASTDDS_DEFAULT_PROFILES_FILE", own)
+        monkeypatch.setenv("FASTDDS_DEFAULTPROFILES_FILE", own)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     older, newer = run.stdout.split()

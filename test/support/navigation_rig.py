@@ -22,9 +22,14 @@ HANG = object()  # the service does not answer before the test is over
 
 
 class NavigationRig:
-    """Simulator and navigation node, a decode service that follows ``script``, a Navigate client."""
+    """Simulator and navigation node, a decode service that follows ``script``, a Navigate client.
 
-    def __init__(self, rig, fallback: str = "stop", commands: str = "navigation_node", **parameters) -> None:
+    :param apart: the node that is a process of its own, because the test stops or kills it.
+    """
+
+    def __init__(
+        self, rig, fallback: str = "stop", commands: str = "navigation_node", apart: str = "", **parameters
+    ) -> None:
         self.rig = rig
         self.script: list = []
         self.requests: list[Decode.Request] = []
@@ -43,11 +48,15 @@ class NavigationRig:
         rig.node.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED)
         self.odometry = OdometryRig(rig)
         self.client = GoalClient(rig)
-        self.simulator = rig.start("simulator_node")
-        self.navigation = rig.start("navigation_node", **parameters)
+
+        def start(node: str, **given):
+            return rig.start(node, **given) if node == apart else rig.host(node, **given)
+
+        self.simulator = start("simulator_node")
+        self.navigation = start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
         words = {"grammar": parameters["grammar"]} if "grammar" in parameters else {}
-        self.supervisor = rig.start(
+        self.supervisor = start(
             "supervisor_node", require__heartbeats="navigation_node", require__link="",
             fallback=fallback, require__commands=commands, **words,
         )  # fmt: skip

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test's own ROS node, spinning in a thread, beside the nodes under test in their own processes."""
+"""A test's own ROS node, spinning in a thread, beside the nodes under test: in its process, or in their own."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import sys
 import threading
 import time
@@ -11,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
-from rcl_interfaces.msg import SetParametersResult
+from rcl_interfaces.msg import Log, SetParametersResult
 from rcl_interfaces.srv import ListParameters, SetParameters
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -33,10 +36,12 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.bringup.processes import Child, ProcessGroup
 from dsd_ros.bringup.systems import Start
+from dsd_ros.paths import config_directory
 from dsd_ros.ros import qos
+from dsd_ros.ros.entry import PROFILES
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
-from dsd_ros.ros.running import ThreadedExecutor
+from dsd_ros.ros.running import RCLError, ThreadedExecutor, executor_of
 from dsd_ros.ros.stamps import pose_of, seconds, to_duration, velocity_of
 
 if TYPE_CHECKING:
@@ -47,19 +52,70 @@ _ASK_AGAIN_S, _RARELY_S = 0.1, 3.0  # before a question is put again: at first, 
 _ROBOTS = ("simulator_node", "go2_standin_node")  # the laboratory's, which take faults
 
 
+class HostedNode:
+    """A node in the test's own process, as its ``main`` would run it, with a DDS participant and threads of its own.
+
+    It starts in a tenth of the time of a process, in which Python, rclpy and torch would be loaded again.
+    """
+
+    def __init__(self, module: str, arguments: list[str]) -> None:
+        context = rclpy.Context()
+        rclpy.init(args=arguments, context=context, signal_handler_options=SignalHandlerOptions.NO)
+        program = importlib.import_module(module)
+        with (
+            mock.patch.object(program, "run_main") as run,
+            mock.patch.object(program, "lower_priority", create=True),  # it would be this process's
+            mock.patch.object(rclpy.utilities, "g_default_context", context),  # for whoever names none
+        ):
+            program.main()
+            try:
+                self.node = run.call_args.args[0]()
+            except BaseException:
+                rclpy.shutdown(context=context)
+                raise
+            self._executor = executor_of(run.call_args.kwargs.get("threads", 1))
+        self._executor.add_node(self.node)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """As at the process's end; may be called twice."""
+        if self._stop.is_set():
+            return
+        self.node.close()
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self._executor.shutdown(timeout_sec=1.0)
+        context = self.node.context
+        self.node.destroy_node()
+        rclpy.shutdown(context=context)
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            with suppress(InvalidHandle, RCLError):  # as run_node
+                self._executor.spin_once(timeout_sec=0.1)
+
+
 class Rig:
     """Use as a context manager, with ROS_DOMAIN_ID set."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.lines: list[str] = []
+        self._hosted: list[HostedNode] = []
+        self._names: set[str] = set()  # of the hosted nodes
+        self._log: Any = None  # the subscription to what hosted nodes say, once there are any
         self._at_end: list[Callable[[], None]] = []
         self._faults: Any = None  # the publisher, once needed
         self.group = ProcessGroup(lambda name, line: self.lines.append(f"[{name}] {line}"))
 
     def __enter__(self) -> Self:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self.node = rclpy.create_node("test_rig")
+        # As the nodes' processes: announced often at first, what starts is found at once.
+        profiles = dict.fromkeys(PROFILES, str(config_directory() / "discovery.xml"))
+        with mock.patch.dict(os.environ, profiles):
+            self.node = rclpy.create_node("test_rig")
         self._calls = ReentrantCallbackGroup()  # a test's service that takes long holds up no call
         self._executor = ThreadedExecutor(4)
         self._executor.add_node(self.node)
@@ -70,6 +126,8 @@ class Rig:
 
     def __exit__(self, *_: object) -> None:
         self.group.close()
+        for hosted in self._hosted:
+            hosted.close()
         for close in self._at_end:
             close()
         self._stop.set()
@@ -88,14 +146,31 @@ class Rig:
                 self._executor.spin_once(timeout_sec=0.1)
 
     def start(self, executable: str, **parameters: Any) -> Child:
-        """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
+        """Start a node as a process, with its shipped parameter file; ``__`` in a name stands for a dot."""
         program = [sys.executable, "-m", "dsd_lab.robot", executable]
         if executable == "go2_standin_node":
             given = [w for name, value in parameters.items() for w in ("-p", f"{name}:={json.dumps(value)}")]
             return self.group.start(executable, [*program, "--ros-args", *given])
-        texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
-        start = Start(executable, texts)
-        return self.group.start_planned(start, program=program if executable in _ROBOTS else ())
+        planned = _planned(executable, parameters)
+        return self.group.start_planned(planned, program=program if executable in _ROBOTS else ())
+
+    def host(self, executable: str, **parameters: Any) -> HostedNode:
+        """As :meth:`start`, in this process: for tests that neither signal nor kill the node."""
+        if self._log is None:
+            self._log = self.node.create_subscription(Log, "/rosout", self._on_log, qos.LOG)
+        if executable == "supervisor_node":
+            parameters |= {"realtime": False}  # it would be this process's
+        package = "dsd_lab.robot" if executable in _ROBOTS else "dsd_ros.nodes"
+        arguments = self.group.node_arguments(_planned(executable, parameters))
+        self._names.add(executable)
+        self._hosted.append(HostedNode(f"{package}.{executable}", arguments))
+        return self._hosted[-1]
+
+    def _on_log(self, message: Log) -> None:
+        """Keep a hosted node's line as a process would print it."""
+        if message.name in self._names:
+            level = {30: "WARN", 40: "ERROR"}.get(message.level, "INFO")  # Log.WARN is bytes in Humble
+            self.lines.append(f"[{message.name}] [{level}] {message.msg}")
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
         """Poll until ``done()`` is true and return its value; fails with what the processes printed."""
@@ -237,6 +312,11 @@ class Rig:
             self.until(watch.active, what=f"{name} active")
         finally:
             watch.close()
+
+
+def _planned(executable: str, parameters: dict[str, Any]) -> Start:
+    texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
+    return Start(executable, texts)
 
 
 class CameraRig:

@@ -152,10 +152,15 @@ class ProcessGroup:
             name = start.name
         else:
             program = program or (sys.executable, "-m", "dsd_ros.ros.entry", start.name)
-            command = [*program, "--ros-args", *ros_arguments(start)]
-            for path in (*start.parameter_files, *self._parameter_file(start)):
-                command += ["--params-file", str(path)]
+            command = [*program, *self.node_arguments(start)]
         return self.start(name, command, environment, on_line, start.respawn, start.optional)
+
+    def node_arguments(self, start: Start) -> list[str]:
+        """A planned node's arguments for rclpy, its parameters in files that last as long as this group."""
+        words = ["--ros-args", *ros_arguments(start)]
+        for path in (*start.parameter_files, *self._parameter_file(start)):
+            words += ["--params-file", str(path)]
+        return words
 
     def _parameter_file(self, start: Start) -> list[Path]:
         """A temporary file with what is set of a node over its files, as launch_ros writes it."""

@@ -49,6 +49,7 @@ from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
 Answer: TypeAlias = Decode.Response
 _OPEN_LIMIT_S = 10.0  # for one attempt to open the session
+_REPLY_LIMIT_S = 15.0  # for a reply whose request has no time-out
 _MAX_TEXT = 8192  # as in ReplyProgress.msg
 _MAX_PIECE, _MAX_GAINED, _MAX_REJECTED, _MAX_EXITS = 64, 128, 64, 256  # as in RoundStats.msg
 _COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - {
@@ -203,7 +204,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         refusal = _refusal(request, text)
         if refusal:
             return _fail(answer, Answer.INVALID_REQUEST, refusal)
-        deadline = time.monotonic() + (seconds(request.timeout) or self._settings.decode_timeout_s)
+        deadline = time.monotonic() + (seconds(request.timeout) or _REPLY_LIMIT_S)
         try:
             with self._turn(deadline, newest=True) as cancelled:
                 return self._decode(request, text, deadline, cancelled, answer)

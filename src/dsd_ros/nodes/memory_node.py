@@ -46,6 +46,7 @@ from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
 Response: TypeAlias = Ask.Response
 SOURCE = "what the robot has seen"  # name of the document that memory keeps
+_ASK_LIMIT_S = 30.0  # for an answer whose request has no time-out
 _REPLACED = "A newer question took this one's place."
 # How the shipped target says where a thing is; other wordings are not remembered.
 _SEEN = re.compile(
@@ -130,7 +131,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         if not 0.0 <= timeout <= 3600.0:
             sentence = f"The time-out is {timeout:g} s; it must be 0 to 3600."
             return _fail(response, Response.INVALID_REQUEST, sentence)
-        deadline = time.monotonic() + (timeout or self._settings.ask_timeout_s)
+        deadline = time.monotonic() + (timeout or _ASK_LIMIT_S)
         self._generation += 1
         mine = self._generation
         while not self._turn.acquire(timeout=0.05):

@@ -40,6 +40,7 @@ from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import command_type, to_stamp, twist_of
 
 _ODOMETRY_S, _RANGE_PERIOD_S = 0.02, 0.05
+_CAMERA_HZ = 15.0
 _DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
 
 
@@ -48,7 +49,7 @@ class SimulatorNode(RunnableNode):
 
     def __init__(self) -> None:
         super().__init__("simulator_node")
-        settings = declare(self, SimulatorNodeSettings, adopt=self._adopt)
+        settings = declare(self, SimulatorNodeSettings)
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
@@ -68,17 +69,13 @@ class SimulatorNode(RunnableNode):
         steady_timer(self, _ODOMETRY_S, self._tick)
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
         self._camera = self._make_camera(
-            self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._fail,
+            self, self._simulator, _CAMERA_HZ, lambda: to_stamp(self._stamp()), self._fail,
             self._base.frame(settings.camera_frame),
         )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
             f"of {2 * world.half_x:.1f} m x {2 * world.half_y:.1f} m"
         )
-
-    def _adopt(self, settings: SimulatorNodeSettings) -> None:
-        self._settings = settings
-        self._camera.rate = settings.camera_rate
 
     def _make_camera(self, *arguments: Any) -> SimulatedCamera:
         return SimulatedCamera(*arguments)

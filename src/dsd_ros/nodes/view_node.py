@@ -30,6 +30,7 @@ _REPLY_S, _MAP_S = 0.25, 0.2  # least time between two updates of a reply under 
 _UNSEEN_S = 1.0  # the same while no browser has the page open
 _UNSEEN_RATE = 2.0  # most pictures per second in that time
 _EARS_S = 0.5  # between two looks at the log and the world
+_MEMORY_MB = 32  # for what browsers that come later are shown of the past
 _WIDTH = 480  # most of the robot's view, pixels
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
@@ -43,7 +44,7 @@ class ViewNode(RunnableNode):
         self.visual = VisualNode(self) if settings.visual else None
         self.guests = [] if self.visual is None else [self.visual]
         self._health = health.Health(self)
-        self._feed = PageFeed(settings.memory_mb)
+        self._feed = PageFeed(_MEMORY_MB)
         self._server: WebServer | None = None
         try:
             self._server = WebServer(self._feed, settings.bind, settings.web_port)

@@ -136,7 +136,7 @@ def run_node(
         return _cannot_start(f"{error}; correct it in the parameter file (true and false without quotes)")
     except (ValueError, RuntimeError, OSError, ParameterException) as error:
         return _cannot_start(str(error))
-    executor = _executor(threads, events)
+    executor = executor_of(threads, events)
     for each in (node, *node.guests):
         executor.add_node(each)
     while not stop.is_set() and node.failure is None:
@@ -169,7 +169,8 @@ def _cannot_start(sentence: str) -> int:
     return _leave(None, EXIT_BAD_START)
 
 
-def _executor(threads: int, events: bool) -> Executor:
+def executor_of(threads: int, events: bool = False) -> Executor:
+    """What spins a node; see :func:`run_node`."""
     if events:
         try:
             from rclpy.experimental import EventsExecutor

@@ -182,7 +182,7 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
     """The draft model, the decoding mode and the session with the verifier."""
 
     live: ClassVar = (
-        "image_timeout_s", "decode_timeout_s", "link_patience_s", "history_frames", "decode", "link", "constrain"
+        "image_timeout_s", "link_patience_s", "history_frames", "decode", "link", "constrain"
     )  # fmt: skip
     fixed: ClassVar = ("autostart", "image_transport", "grammar")
 
@@ -190,7 +190,6 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
         TRANSPORTS[0], "dds: verifier_node; websocket: bridge_node. The node only reports it", choices=TRANSPORTS
     )
     image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
-    decode_timeout_s: float = option(15.0, "longest time of a reply when the caller gives no limit, s", 0.5, 120.0)
     target_tokenizer: str = option("", "tokenizer.json of a target that has another one; empty: the draft's")
     link_patience_s: float = option(
         2.0, "a decode that allows unverified replies returns the draft's after this much silence, s", 0.1, 60.0
@@ -207,7 +206,7 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
 class MemoryNodeSettings(SharedToken, ManagedSettings):
     """The robot's own documents, and questions answered from them together with the cloud."""
 
-    live: ClassVar = ("remember", "ask_timeout_s", "answer")
+    live: ClassVar = ("remember", "answer")
 
     documents: str = option(
         OWN,
@@ -217,7 +216,6 @@ class MemoryNodeSettings(SharedToken, ManagedSettings):
     remember: bool = option(
         True, "add what verified replies report to these documents; text files keep it while the node runs"
     )
-    ask_timeout_s: float = option(30.0, "longest time of an answer when the caller gives no limit, s", 0.5, 600.0)
     model: ReaderModelSettings = field(default_factory=ReaderModelSettings)
     answer: AggregationSettings = field(default_factory=AggregationSettings)
 
@@ -347,9 +345,6 @@ class WorldSettings:
 class SimulatorNodeSettings(CommandSettings, FrameSettings, WorldSettings):
     """The simulated Go2 and its world."""
 
-    live: ClassVar = ("camera_rate",)
-
-    camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
     rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
     map_frame: str = option(
         "",
@@ -391,7 +386,6 @@ class ViewNodeSettings(CameraSettings):
     )
     web_port: int = option(9090, "port of the page; a free one if it is taken", 0, 65535)
     rate: float = option(10.0, "highest rate of pictures, Hz", 0.5, 30.0)
-    memory_mb: int = option(32, "memory for what browsers that come later are shown of the past, MiB", 16, 4096)
     open_browser: bool = option(False, "open the live page in this machine's browser")
     visual: bool = option(False, "also run visual_node in this process, which costs less than a process of its own")
 

@@ -57,7 +57,6 @@ class MotionSettings:
     speed: float = option(0.5, "top speed ahead, m/s", 0.05, 1.5)
     turn_rate: float = option(0.5235987, "top turn rate, rad/s", 0.08, 2.1)
     acceleration: float = option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
-    turn_acceleration: float = option(1.5707963, "angular acceleration and braking, rad/s^2", 0.17, 6.3)
     rest_s: float = option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
 
     def slower(self, share: float) -> MotionSettings:
@@ -65,6 +64,7 @@ class MotionSettings:
         return replace(self, speed=self.speed * share, turn_rate=self.turn_rate * share)
 
 
+_TURN_ACCELERATION = math.pi / 2  # and braking, rad/s^2
 _DISTANCE_DONE, _ANGLE_DONE = 0.01, math.radians(0.5)  # m and rad; a motion this close to its end is done
 _STILL_SPEED, _STILL_TURN_RATE = 0.02, math.radians(1.5)  # m/s and rad/s; a slower robot stands
 STUCK_S = 1.5  # no progress for this long counts as stuck
@@ -181,7 +181,7 @@ class MotionController:
         settings = self.settings
         if not self._turning:
             return settings.speed, settings.acceleration, _DISTANCE_DONE
-        return settings.turn_rate, settings.turn_acceleration, _ANGLE_DONE
+        return settings.turn_rate, _TURN_ACCELERATION, _ANGLE_DONE
 
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING

@@ -158,7 +158,6 @@ class DepthView:
     camera_pitch: float = option(0.296706, "downward pitch of the depth camera, rad", -0.79, 1.31)
     corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
     corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
-    floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ _MAX_PIXELS, _MAX_SIDE, _MIN_FOCAL = 1e6, 8192, 1e-3  # pixels
 _KNOWN_SHARE = 0.5  # of the pixels that see the corridor; with fewer known ones, the distance is unknown
 _COLUMNS = 160  # width of the grid of pixels that is evaluated
 _OUTLIERS = 8  # this many nearer points on that grid count as noise
+_FLOOR_CLEARANCE_M = 0.06  # things that are lower are the floor, or can be stepped on
 _SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further away, more counts as floor
 
 # Metres per unit of each encoding (REP 118).
@@ -125,7 +126,7 @@ class DepthCorridor:
         finite = np.where(np.isfinite(grid) & known, grid, np.float32(1e6))
         ahead = finite * self._ahead
         height = view.camera_height + finite * self._up
-        body = (height > view.floor_clearance + _SLOPE * np.abs(ahead)) & (height < view.corridor_height)
+        body = (height > _FLOOR_CLEARANCE_M + _SLOPE * np.abs(ahead)) & (height < view.corridor_height)
         inside = body & (finite * self._aside < view.corridor_width / 2) & (ahead > 0.0)
         found = np.concatenate([ahead[inside], np.zeros(int((too_near & self._watched).sum()))])
         if len(found) <= _OUTLIERS:

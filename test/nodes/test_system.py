@@ -65,7 +65,6 @@ class SystemRig:
         self.rig.fault("camera ok" if on else "camera freeze")
 
 
-@pytest.mark.usefixtures("without_shared_memory")
 def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
     system = SystemRig(rig, tiny_pair)
     start = system.odometry.pose

@@ -4,20 +4,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
-from dsd_ros.paths import config_directory
-
 _NODES = ("simulator_node", "go2_standin_node")
-_PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in _NODES:
         sys.exit(f"usage: python -m dsd_lab.robot {'|'.join(_NODES)} [--ros-args ...]")
-    if not any(variable in os.environ for variable in _PROFILES):  # room for pictures, as the product's cameras have
-        os.environ.update(dict.fromkeys(_PROFILES, str(config_directory() / "fastdds.xml")))
     node = sys.argv.pop(1)
     importlib.import_module(f"dsd_lab.robot.{node}").main()
 

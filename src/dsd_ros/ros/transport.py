@@ -7,11 +7,13 @@ had begun waits for ever, in its start or in the thread that receives its messag
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 from dsd_ros.paths import config_directory
 
 _PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")  # the older name and the newer
+LOCALHOST = "fastdds_localhost.xml"
 _RANGE, _LOCAL = "ROS_AUTOMATIC_DISCOVERY_RANGE", "ROS_LOCALHOST_ONLY"  # since Iron, and before
 
 
@@ -19,13 +21,19 @@ def use_udp(environment: MutableMapping[str, str]) -> None:
     """Name a profile of ``config/`` for this process and its children, unless the environment names one.
 
     Call it with ``os.environ`` before ``rclpy.init``. For a process that is to find this machine's alone, rmw_fastrtps
-    adds shared memory to every profile; the profile ``fastdds_localhost.xml`` does what it would, without.
+    adds shared memory to every profile; the profile of :data:`LOCALHOST` does what it would, without.
     """
     if any(variable in environment for variable in _PROFILES):
         return
-    local = environment.get(_RANGE) == "LOCALHOST" or environment.get(_LOCAL) == "1"
+    alone = environment.get(_RANGE) == "LOCALHOST" or environment.get(_LOCAL) == "1"
+    local = alone and not environment.get("ROS_STATIC_PEERS")
     if local:
         environment.pop(_LOCAL, None)
         environment[_RANGE] = "SYSTEM_DEFAULT"
-    profile = config_directory() / ("fastdds_localhost.xml" if local else "fastdds.xml")
+    profile = config_directory() / (LOCALHOST if local else "fastdds.xml")
     environment.update(dict.fromkeys(_PROFILES, str(profile)))
+
+
+def stays_here(environment: Mapping[str, str]) -> bool:
+    """Whether :func:`use_udp` has confined this process to its machine."""
+    return Path(environment.get(_PROFILES[1], "")).name == LOCALHOST

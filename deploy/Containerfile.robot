@@ -2,7 +2,7 @@
 # the repository's root:
 #
 #   docker build -f deploy/Containerfile.robot --build-arg TORCH='https://.../torch-....whl#sha256=...' -t dsd-robot .
-#   docker run --runtime nvidia --network host --ipc host --restart unless-stopped -v /etc/dsd:/etc/dsd:ro \
+#   docker run --runtime nvidia --network host --restart unless-stopped -v /etc/dsd:/etc/dsd:ro \
 #       dsd-robot verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 #
 # TORCH: the address of NVIDIA's wheel for JetPack 6 and Python 3.10 with its hash (docs/install.md); "cpu" does without

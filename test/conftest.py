@@ -45,6 +45,7 @@ SMOKE_TESTS = {"test_greedy_says_what_the_reference_says"}  # of test/exactness
 def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A ROS domain id that no other test on this machine has now; in the environment, for rclpy and for children."""
     from dsd_ros.bringup.processes import DOMAINS, domain_is_free
+    from dsd_ros.ros.transport import use_udp
 
     folder = Path(tempfile.gettempdir()) / f"dsd_ros_test_domains_{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -57,7 +58,10 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             if not domain_is_free(domain):
                 continue
             monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
-            monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+            environment = {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+            use_udp(environment)
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
             yield domain
             return
     pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")
@@ -80,16 +84,6 @@ def rig(ros_domain, tmp_path):
 
     with Rig(tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def without_shared_memory(monkeypatch):
-    """For tests that freeze or kill a node.
-
-    In a lock of its shared memory it would hold up each that writes to it, which is Fast DDS's matter and not the
-    test's.
-    """
-    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook

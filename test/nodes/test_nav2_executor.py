@@ -202,7 +202,7 @@ def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
     nav.until_standing(3.0)
 
 
-def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig, without_shared_memory):
+def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig):
     nav = Nav2Rig(rig, start=False, run__safety_patience_s=30.0)
     _, result = nav.run(FORWARD)
     assert result.outcome == RunOutcome.EXECUTOR_FAILED

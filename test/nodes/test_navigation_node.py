@@ -162,7 +162,6 @@ def test_cancel_stops_within_the_watchdogs_time(rig):
     assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
 
 
-@pytest.mark.usefixtures("without_shared_memory")
 def test_the_safety_supervisor_holds_and_ends_runs(rig):
     nav = NavigationRig(rig, apart="supervisor_node", run__safety_patience_s=4.0)
     stop = rig.node.create_publisher(Bool, "emergency_stop", qos.STATE)
@@ -293,7 +292,6 @@ def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.usefixtures("without_shared_memory")
 def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     nav = NavigationRig(rig, apart="navigation_node")
     nav.script = [LEFT, LEFT]

@@ -83,7 +83,6 @@ class Robot:
         return Source(self.safety[-1].source)
 
 
-@pytest.mark.usefixtures("without_shared_memory")
 def test_beside_go2_ros2_sdk_the_robot_drives_stops_and_obeys_the_joystick(rig):
     pytest.importorskip("go2_interfaces", reason="go2_ros2_sdk's messages are not built")
     moves: list[Twist] = []
@@ -120,7 +119,6 @@ def test_beside_go2_ros2_sdk_the_robot_drives_stops_and_obeys_the_joystick(rig):
     assert not any("Traceback" in line for line in rig.lines)
 
 
-@pytest.mark.usefixtures("without_shared_memory")
 def test_beside_unitree_ros2_the_robot_drives_stops_and_obeys_its_remote_control(rig):
     commands: list[Twist] = []
     rig.node.create_subscription(Twist, "cmd_vel", commands.append, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from dsd_msgs.msg import Outcome, SafetyState, VerifiedTokens
 from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.nodes.supervisor_node import SupervisorNode
 from dsd_ros.ros import qos
+from dsd_ros.ros.publishers import PublisherWatch
 from dsd_ros.ros.settings import stamped_by_default
 
 GIVEN = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
@@ -67,6 +69,32 @@ def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_ro
 def test_the_nodes_that_belong_can_be_named(rig):
     rig.start("supervisor_node", **GIVEN | {"require__commands": "navigation_node,/test_rig"})
     StandIn(rig.node).drive()
+
+
+def test_a_node_whose_name_dds_has_lost_is_still_itself_and_an_unknown_process_is_a_warning():
+    """As after a node was frozen for longer than DDS keeps it."""
+    warned: list[str] = []
+    found: list[Any] = []
+    node = SimpleNamespace(
+        get_namespace=lambda: "/", resolve_topic_name=lambda topic: f"/{topic}",
+        get_publishers_info_by_topic=lambda _: found,
+        get_logger=lambda: SimpleNamespace(warning=lambda text, **_: warned.append(text)),
+    )  # fmt: skip
+    watch = PublisherWatch(node, "cmd_vel_dsd", ["navigation_node"])
+
+    def look(now: float, **names: str) -> list[str]:
+        found[:] = [
+            SimpleNamespace(endpoint_gid=[*process.encode().ljust(12), *range(4)], node_name=name, node_namespace="/")
+            for process, name in names.items()
+        ]
+        return watch.strangers(now)
+
+    unnamed = "_NODE_NAME_UNKNOWN_"
+    assert look(0.0, a="navigation_node", b="teleop") == ["/teleop"]
+    assert look(9.0, a=unnamed) == [] and look(19.0, a=unnamed) == []
+    assert look(29.0, a=unnamed, b=unnamed) == ["/teleop"] and not warned
+    assert look(30.0, c=unnamed) == [] and look(33.0, c=unnamed) == []
+    assert "/cmd_vel_dsd" in warned[0]
 
 
 def test_a_second_publisher_of_cmd_vel_does_not_move_the_simulated_robot(rig):

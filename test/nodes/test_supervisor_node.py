@@ -10,6 +10,7 @@ import time
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from ros_rig import Rig
+from std_msgs.msg import String
 
 from dsd_lab.cli.main import main
 from dsd_lab.faults import safety_bench
@@ -17,6 +18,7 @@ from dsd_lab.faults.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS, Stan
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety.causes import Cause, Source
 from dsd_ros.ros import qos
+from dsd_ros.ros.running import EXIT_GAVE_UP
 
 # What `dsd-lab bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.
 LATEST_S = 1.5
@@ -66,6 +68,16 @@ def test_what_stops_the_robot_in_other_settings(rig, setting):
     standin, _ = started(rig, setting)
     for provocation in (p for p in PROVOCATIONS if p.setting == setting):
         assert standin.trial(provocation) < LATEST_S, provocation.name
+
+
+@pytest.mark.slow
+def test_a_supervisor_that_hears_none_of_those_that_publish_ends(rig):
+    """As it would if its middleware hung: a node that is in the graph, and whose heartbeats don't come."""
+    child = rig.start("supervisor_node")
+    heart = rig.node.create_publisher(String, "dsd/heartbeat", qos.STATE)
+    rig.until_linked("supervisor_node", heart)
+    assert child.process.wait(90.0) == EXIT_GAVE_UP
+    rig.until(lambda: any("hears none" in line for line in rig.lines), what="the reason")
 
 
 def test_the_supervisors_limits_hold_from_their_change_on(rig):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 import yaml
@@ -65,7 +66,6 @@ class SystemRig:
         self.rig.fault("camera ok" if on else "camera freeze")
 
 
-@pytest.mark.usefixtures("without_shared_memory")
 def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
     system = SystemRig(rig, tiny_pair)
     start = system.odometry.pose
@@ -99,6 +99,22 @@ def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
         "simulator_node", "supervisor_node", "navigation_node", "draft_node", "verifier_node",
     }  # fmt: skip
     assert not any("Traceback" in line for line in rig.lines)
+
+
+@pytest.mark.slow
+def test_nodes_that_were_frozen_for_longer_than_dds_keeps_them_are_no_strangers(rig, tiny_pair):
+    system = SystemRig(rig, tiny_pair)
+    causes: set[int] = set()
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", lambda m: causes.update(m.causes), qos.LATCHED)
+    nodes = {child.name: child for child in rig.group.children}
+    for frozen in (("navigation_node", "draft_node", "verifier_node"), ("simulator_node",), ("supervisor_node",)):
+        for name in frozen:
+            nodes[name].signal(signal.SIGSTOP)
+        time.sleep(25.0)  # DDS gives a participant up after 20 s
+        for name in frozen:
+            nodes[name].signal(signal.SIGCONT)
+        rig.until(lambda: system.run()[0] is RunOutcome.UNPARSABLE_REPLY, what=f"a run after {frozen} were frozen")
+    assert Cause.FOREIGN_PUBLISHER not in causes
 
 
 def flat(tree: dict, prefix: str = "") -> dict:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import get_args
@@ -21,6 +22,7 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import DdsChannel, from_ros, to_ros
 from dsd_ros.ros.settings import SharedToken, reaches_other_machines
+from dsd_ros.ros.transport import use_udp
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import AuthenticatedChannel, SessionKey
@@ -190,8 +192,9 @@ def test_a_node_does_without_a_token_where_that_is_allowed(rig, monkeypatch, tin
     ],
 )
 def test_what_reaches_other_machines(monkeypatch, token_file, environment, reaches):
-    for name in ("ROS_AUTOMATIC_DISCOVERY_RANGE", "ROS_STATIC_PEERS", "ROS_LOCALHOST_ONLY", "ROS_DISTRO"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith(("ROS_", "FAST")):
+            monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert reaches_other_machines() == reaches
@@ -202,3 +205,6 @@ def test_what_reaches_other_machines(monkeypatch, token_file, environment, reach
         assert SharedToken().token() is None
     assert SharedToken(allow_unauthenticated=True).token() is None
     assert SharedToken(token_file=str(token_file)).token() == read_token(token_file)
+    if environment != {"ROS_DISTRO": "humble", "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}:  # the profile knows it
+        use_udp(os.environ)
+        assert reaches_other_machines() == reaches

@@ -69,7 +69,7 @@ def verifier(rig):
 
 
 @pytest.fixture
-def robots(rig, without_shared_memory):
+def robots(rig):
     """Starts robots that listen."""
     started: list[Robot] = []
 

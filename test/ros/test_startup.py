@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from xml.etree import ElementTree
-
-import pytest
 
 TRY = """
 import gc, sys
@@ -52,30 +49,3 @@ assert "scipy.optimize" not in sys.modules
 """
     run = subprocess.run([sys.executable, "-c", program, tiny_pair[0]], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.parametrize(("node", "own"), [("navigation_node", ""), ("simulator_node", ""), ("go2_node", "own.xml")])
-def test_a_node_announces_itself_until_those_that_are_there_announce_themselves(monkeypatch, node, own) -> None:
-    """Without multicast they find it by that alone; see config/discovery.xml."""
-    program = f"""
-import os
-from types import SimpleNamespace
-from dsd_ros.ros import entry
-entry.quick_import = lambda name: SimpleNamespace(main=lambda: print(*(os.environ.get(one) for one in entry.PROFILES)))
-entry._start("{node}")
-"""
-    for variable in ("FASTRTPS_DEFAULTPROFILES_FILE", "FASTDDS_DEFAULTPROFILES_FILE"):
-        monkeypatch.delenv(variable, raising=False)
-    if own:
-        monkeypatch.setenv("FASTDDS_DEFAULTPROFILES_FILE", own)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    older, newer = run.stdout.split()
-    if own:
-        assert (older, newer) == ("None", own)
-        return
-    assert older == newer
-    (participant,) = ElementTree.parse(newer).findall(".//{*}participant")
-    (initial,) = participant.findall(".//{*}initialAnnouncements")
-    seconds = int(initial.findtext("{*}count")) * int(initial.findtext("{*}period/{*}nanosec")) * 1e-9
-    assert participant.get("is_default_profile") == "true" and seconds > 3.0  # Fast DDS's time between two of theirs

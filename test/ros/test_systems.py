@@ -204,6 +204,13 @@ def test_the_preset_of_a_stack_sets_what_nodes_have(stack):
         assert start.remappings[: len(bringup.STACKS[stack])] == bringup.STACKS[stack]
 
 
+def test_beside_nav2_the_supervisors_commands_have_a_name_of_their_own():
+    """Jazzy's docking_server publishes cmd_vel, and would be a stranger there."""
+    for start in plan("robot", {"executor": "nav2"}):
+        assert ("cmd_vel", "cmd_vel_out") in start.remappings
+    assert "cmd_vel:=cmd_vel_out" not in ros_arguments(start_of("robot", "supervisor_node"))
+
+
 def test_a_stack_with_a_driver_of_its_own_needs_none_of_ours():
     assert "go2_node" not in names("robot", stack="go2_ros2_sdk") and "go2_node" in names("robot", stack="unitree_ros2")
     words = ros_arguments(start_of("robot", "supervisor_node", stack="go2_ros2_sdk"))

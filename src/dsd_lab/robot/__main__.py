@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-
-from dsd_ros.paths import config_directory
-from dsd_ros.ros.entry import PROFILES
 
 _NODES = ("simulator_node", "go2_standin_node")
 
@@ -16,8 +12,6 @@ _NODES = ("simulator_node", "go2_standin_node")
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in _NODES:
         sys.exit(f"usage: python -m dsd_lab.robot {'|'.join(_NODES)} [--ros-args ...]")
-    if not any(variable in os.environ for variable in PROFILES):  # room for pictures, as the product's cameras have
-        os.environ.update(dict.fromkeys(PROFILES, str(config_directory() / "fastdds.xml")))
     node = sys.argv.pop(1)
     importlib.import_module(f"dsd_lab.robot.{node}").main()
 

@@ -39,6 +39,8 @@ STACKS: dict[str, tuple[tuple[str, str], ...]] = {
     "go2_ros2_sdk": (("cmd_vel", "cmd_vel_out"), ("cmd_vel_joy", "cmd_vel"), ("imu", "imu/data")),
     "unitree_ros2": (),
 }
+# Nav2's own nodes publish cmd_vel, as Jazzy's docking_server does, so the supervisor's has another name.
+BESIDE_NAV2 = (("cmd_vel", "cmd_vel_out"),)
 RESPAWN_DELAY_S = 1.0  # before a process that has crashed is started again
 SWITCH = ("false", "true", "False", "True")  # Nav2's pages write True
 PROOF = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
@@ -278,7 +280,10 @@ def files(values: Mapping[str, str]) -> tuple[Path, ...]:
 
 def remappings(values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Those of every node."""
-    return STACKS[values.get("stack", "none")] + REMAPPINGS
+    beside = STACKS[values.get("stack", "none")]
+    if values.get("executor") == "nav2" and not beside:
+        beside = BESIDE_NAV2
+    return beside + REMAPPINGS
 
 
 def _on(text: str) -> bool:

@@ -40,6 +40,7 @@ _CHECK_S = 0.02  # between two checks of every cause
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
+_DEAF_LOOKS = 120  # 30 s; a node that is dead or frozen is in the graph for 20 s
 _START_S = 60.0  # what has not come within this time after the start is warned of
 _DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
@@ -56,6 +57,7 @@ class SupervisorNode(RunnableNode):
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
         self._published: Any = None  # the last decision, as published
+        self._unheard = 0  # looks at the graph since a heartbeat of another node
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
         self._logged: tuple[Cause, ...] = ()
         self._starting_until = time.monotonic() + _START_S
@@ -146,6 +148,9 @@ class SupervisorNode(RunnableNode):
         found = [(watch.topic, watch.strangers(now)) for watch in self._watches]
         self._supervisor.on_strangers(" ".join(alarm(topic, who) for topic, who in found if who)[:500], now)
         self._follow_joystick()
+        self._unheard = self._unheard + 1 if self.count_publishers("dsd/heartbeat") > 1 else 0
+        if self._unheard > _DEAF_LOOKS:
+            self.failure = "The supervisor hears none of the nodes that publish; it ends, to be started again"
         heard = {s.topic_name: type_name(s.msg_type) for s in self.subscriptions}
         self._misfits = [text for topic, kind in heard.items() for text in misfits(self, topic, [kind])]
         if self._misfits:
@@ -156,9 +161,9 @@ class SupervisorNode(RunnableNode):
         """Subscribe to raw messages: only the stamps matter."""
         if self._settings.require.camera == "image":
             topic = self._camera
-            return self.create_subscription(topic.kind, topic.name, self._on_picture, qos.CAMERA, raw=True)
+            return self.create_subscription(topic.kind, topic.name, self._on_picture, topic.profile, raw=True)
         if self._settings.require.camera == "info":
-            return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True)
+            return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.SENSOR, raw=True)
         return None
 
     def _resubscribe(self) -> None:
@@ -252,6 +257,8 @@ class SupervisorNode(RunnableNode):
         self._decide()
 
     def _on_heartbeat(self, message: String) -> None:
+        if message.data != self.get_name():
+            self._unheard = 0
         self._supervisor.on_heartbeat(message.data, time.monotonic())
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:

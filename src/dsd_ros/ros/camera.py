@@ -12,6 +12,7 @@ import numpy as np
 from cachetools import LRUCache
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
+from rclpy.qos import ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.limits import MAX_HISTORY
@@ -39,6 +40,7 @@ class CameraTopic:
         raw = node.resolve_topic_name(CAMERA)
         self._names = {Image: raw, CompressedImage: node.resolve_topic_name(f"{raw}/compressed")}
         self.kind: type[Picture] = CompressedImage if transport == "compressed" else Image
+        self.profile = qos.SENSOR  # which every publisher serves
 
     @property
     def name(self) -> str:
@@ -51,12 +53,16 @@ class CameraTopic:
         return f"sensor_msgs/msg/{self.kind.__name__}"
 
     def look(self) -> bool:
-        """Whether the topic has changed; call this every LOOK_S or so."""
-        there = [kind for kind, name in self._names.items() if self._auto and self._node.count_publishers(name)]
-        if not there or there[0] is self.kind:
+        """Whether the topic or its QoS has changed; call this every LOOK_S or so."""
+        kinds = self._names if self._auto else [self.kind]
+        offers = {kind: self._node.get_publishers_info_by_topic(self._names[kind]) for kind in kinds}
+        there = next((kind for kind, publishers in offers.items() if publishers), None)
+        if there is None:
             return False
-        self.kind = there[0]
-        return True
+        reliable = all(each.qos_profile.reliability == ReliabilityPolicy.RELIABLE for each in offers[there])
+        before = self.kind, self.profile
+        self.kind, self.profile = there, qos.CAMERA if reliable else qos.SENSOR
+        return before != (self.kind, self.profile)
 
 
 class Camera:
@@ -83,7 +89,7 @@ class Camera:
         with self._changed:
             old = self._subscription
             self._subscription = self._node.create_subscription(
-                topic.kind, topic.name, self._on_image, qos.CAMERA, callback_group=group
+                topic.kind, topic.name, self._on_image, topic.profile, callback_group=group
             )
             if old is not None:
                 self._node.destroy_subscription(old)

@@ -74,7 +74,7 @@ class DemoClient:
         self._instruction, self._heard_memory = "", False
 
         for kind, topic, profile in (
-            (CameraInfo, "camera/camera_info", qos.CAMERA),
+            (CameraInfo, "camera/camera_info", qos.SENSOR),
             (UInt32, "ground_truth/collisions", qos.LATCHED),
             (Float64, "ground_truth/target_distance", qos.STATE),
             (Bool, "ground_truth/reached", qos.STATE),

@@ -12,12 +12,8 @@ from collections.abc import Callable
 from functools import partial
 
 from dsd_ros.environment import EXIT_BAD_START, check_environment
-from dsd_ros.paths import config_directory
 from dsd_ros.shown import shown
 from dsd_ros.startup import quick_import
-
-_CAMERAS = ("simulator_node", "go2_node")
-PROFILES = ("FASTRTPS_DEFAULTPROFILES_FILE", "FASTDDS_DEFAULTPROFILES_FILE")
 
 
 def __getattr__(name: str) -> Callable[[], None]:
@@ -31,10 +27,6 @@ def _start(name: str) -> None:
     # The node replaces these handlers once it is built.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
-    if not any(variable in os.environ for variable in PROFILES):
-        profile = config_directory() / ("fastdds.xml" if name in _CAMERAS else "discovery.xml")
-        for variable in PROFILES:  # the older name and the newer
-            os.environ[variable] = str(profile)
     try:
         check_environment()
         module = quick_import(f"dsd_ros.nodes.{name}")

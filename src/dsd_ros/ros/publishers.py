@@ -3,7 +3,8 @@
 
 DDS tells a publisher's node, its namespace and the message type. A name is a claim: a process that takes the name of a
 node that belongs is not told apart from it. A publisher is found once DDS has discovered it, usually within a second. A
-process that is no ROS node gives no name.
+process that is no ROS node gives no name, and neither does a node, for some time, that DDS had given up while it was
+frozen; its process (DDS' participant) is known.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from rclpy.topic_endpoint_info import TopicEndpointInfo
 
 SUPERVISOR = "supervisor_node"  # publishes cmd_vel, and nobody else does beside it
 _UNNAMED = "_NODE_NAME_UNKNOWN_"  # rmw's, until the name is known
-_UNNAMED_S = 2.0  # after this long without a name, the publisher is not of this system
+_UNNAMED_S = 2.0  # after this long without a name, a publisher is warned of
+_PARTICIPANT = 12  # bytes of an endpoint's GID that name its participant
 _LOOK_S = 0.2  # between two looks at the graph
 OTHER_TYPE = "The parameter enable_stamped_cmd_vel chooses between Twist and TwistStamped."
 
@@ -36,6 +38,7 @@ class PublisherWatch:
         full = [name if name.startswith("/") else f"{node.get_namespace().rstrip('/')}/{name}" for name in belongs]
         links = {f"{space}/_{name}_link" for space, _, name in (each.rpartition("/") for each in full)}
         self._belongs = links.union(full)  # see running.companion
+        self._names: dict[bytes, str] = {}  # participant -> the node that it was
         self._unnamed_since: dict[bytes, float] = {}
 
     def strangers(self, now: float) -> list[str]:
@@ -43,13 +46,17 @@ class PublisherWatch:
         counts: Counter[str] = Counter()
         unnamed: dict[bytes, float] = {}
         for info in self._node.get_publishers_info_by_topic(self._topic):
-            if info.node_name == _UNNAMED:
-                key = bytes(info.endpoint_gid)
-                unnamed[key] = self._unnamed_since.get(key, now)
-                counts["a process without a node name"] += now - unnamed[key] > _UNNAMED_S
+            participant = bytes(info.endpoint_gid[:_PARTICIPANT])
+            if info.node_name != _UNNAMED:
+                self._names[participant] = _full_name(info)
+            if name := self._names.get(participant):
+                counts[name] += 1
             else:
-                counts[_full_name(info)] += 1
+                unnamed[participant] = self._unnamed_since.get(participant, now)
         self._unnamed_since = unnamed
+        if any(now - since > _UNNAMED_S for since in unnamed.values()):
+            sentence = f"A process that is no ROS node publishes {self.topic}; stop it unless it belongs there."
+            self._node.get_logger().warning(sentence, throttle_duration_sec=60.0)
         strangers = {name for name, count in counts.items() if count and name not in self._belongs}
         doubled = {f"a second {name}" for name in self._belongs if self._alone and counts[name] > 1}
         return sorted(strangers | doubled)

@@ -12,7 +12,8 @@ def _keep_last(depth: int, reliability: ReliabilityPolicy, durability: Durabilit
 
 _VOLATILE = DurabilityPolicy.VOLATILE
 
-CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the newest picture matters
+# Only the newest picture matters. A large one is many datagrams, and without repeats it nearly never arrives whole.
+CAMERA = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)
 STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
 # To subscribe to what is repeated anyway (odometry, IMU, range, scan, battery, cmd_vel): best effort hears every

@@ -40,6 +40,7 @@ from rclpy.timer import Timer
 from dsd_ros.environment import EXIT_BAD_START as EXIT_BAD_START  # with the other codes
 from dsd_ros.logs import ROOT, fields_of
 from dsd_ros.ros.topic_node import TopicNode
+from dsd_ros.ros.transport import use_udp
 from dsd_ros.shown import LINES, shown
 
 RCLError = rclpy_implementation.RCLError
@@ -126,6 +127,7 @@ def run_node(
     signal.signal(signal.SIGTERM, on_signal)
     node: RunnableNode | None = None
     try:
+        use_udp(os.environ)
         # rclpy's own handlers would invalidate the context before a last command can be published.
         rclpy.init(args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO)
         node = make()

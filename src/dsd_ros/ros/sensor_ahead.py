@@ -44,7 +44,7 @@ def subscribe_obstacle_sensor(
     elif required.obstacle == "depth":
         camera = _DepthCamera(node, settings, on_distance)
         node.create_subscription(CameraInfo, "depth/camera_info", camera.on_info, qos.SENSOR)
-        node.create_subscription(Image, "depth/image_raw", camera.on_image, qos.CAMERA)
+        node.create_subscription(Image, "depth/image_raw", camera.on_image, qos.SENSOR)
 
 
 class _DepthCamera:

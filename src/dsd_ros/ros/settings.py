@@ -37,6 +37,7 @@ from dsd_ros.paths import OWN, shipped_model
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
+from dsd_ros.ros.transport import stays_here
 from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def reaches_other_machines() -> bool:
     if os.environ.get("ROS_LOCALHOST_ONLY") == "1":
         return False
     within = () if os.environ.get("ROS_DISTRO") == "humble" else ("LOCALHOST", "OFF")
-    alone = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").upper() in within
+    alone = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").upper() in within or stays_here(os.environ)
     return not alone or bool(os.environ.get("ROS_STATIC_PEERS"))
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from dsd_ros.ros.dds_channel import DdsChannel
+from dsd_ros.ros.transport import use_udp
 
 
 class SpinningNode:
@@ -22,6 +24,7 @@ class SpinningNode:
     """
 
     def __init__(self, name: str, namespace: str | None = None) -> None:
+        use_udp(os.environ)
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node(name, namespace=namespace)
         self.executor = SingleThreadedExecutor()
@@ -38,7 +41,7 @@ class SpinningNode:
         self.executor.shutdown(timeout_sec=0.2)
         for waitable in list(self.node.waitables):
             if isinstance(waitable, ActionClient):
-                waitable.destroy()  # rclpy does not, and the participant's shared memory would stay
+                waitable.destroy()  # rclpy does not, and the participant would stay
         self.node.destroy_node()
         rclpy.shutdown()
 
@@ -53,6 +56,7 @@ def dds_channel(node_name: str, match_timeout: float = 30.0) -> Iterator[DdsChan
 
     :param match_timeout: longest wait of a send for a verifier to appear, s.
     """
+    use_udp(os.environ)
     context = rclpy.Context()
     rclpy.init(context=context)
     node = rclpy.create_node(node_name, context=context)

@@ -88,7 +88,7 @@ class Live(RunState):
         if self._camera is not None and (other or now - self._saw > _DEAF_S):
             self.rest_camera()  # a best-effort reader can stall when a sender dies in mid-picture
         if self._camera is None:
-            self._camera = self._subscriptions.subscribe(self._topic.kind, self._topic.name, qos.CAMERA)
+            self._camera = self._subscriptions.subscribe(self._topic.kind, self._topic.name, self._topic.profile)
             self._saw = now
         pictures = take_raw(self._camera)
         if not pictures:

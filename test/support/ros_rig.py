@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import threading
 import time
@@ -36,9 +35,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.bringup.processes import Child, ProcessGroup
 from dsd_ros.bringup.systems import Start
-from dsd_ros.paths import config_directory
 from dsd_ros.ros import qos
-from dsd_ros.ros.entry import PROFILES
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.running import RCLError, ThreadedExecutor, executor_of
@@ -112,10 +109,7 @@ class Rig:
 
     def __enter__(self) -> Self:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        # As the nodes' processes: announced often at first, what starts is found at once.
-        profiles = dict.fromkeys(PROFILES, str(config_directory() / "discovery.xml"))
-        with mock.patch.dict(os.environ, profiles):
-            self.node = rclpy.create_node("test_rig")
+        self.node = rclpy.create_node("test_rig")
         self._calls = ReentrantCallbackGroup()  # a test's service that takes long holds up no call
         self._executor = ThreadedExecutor(4)
         self._executor.add_node(self.node)

@@ -38,9 +38,9 @@ def stamp(at: int) -> Time:
 def test_a_played_bag_gives_the_recorded_replies(rig):
     run = read_run(open_bag(BAGS / "straight"))
     player = BagPlayer(rig.node, BAGS / "straight")
-    rig.start("verifier_node", use_sim_time=True)
-    rig.start("draft_node", use_sim_time=True)
-    rig.start("visual_node", use_sim_time=True)
+    rig.host("verifier_node", use_sim_time=True)
+    rig.host("draft_node", use_sim_time=True)
+    rig.host("visual_node", use_sim_time=True)
     heard: dict[str, list[Any]] = {}
     for topic, latched in rviz_topics().items():
         kind = message_class(player.kinds.get(topic, OVERLAY))

@@ -60,8 +60,8 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
     observed: list[Observation] = []
     topic = next(name for name in TOPICS if name.endswith("observation"))
     hearing = rig.node.create_subscription(Observation, topic, observed.append, qos.LINK)
-    rig.start("verifier_node", model__path=tiny_pair[0])
-    rig.start("draft_node", model__path=tiny_pair[1], decode__max_tokens=8)
+    rig.host("verifier_node", model__path=tiny_pair[0])
+    rig.host("draft_node", model__path=tiny_pair[1], decode__max_tokens=8)
     rig.until_active()
     rig.until_linked("draft_node", hearing)
     camera = CompressedCamera(rig)
@@ -96,7 +96,7 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
 def test_the_supervisor_watches_a_compressed_camera(rig):
     states: list[SafetyState] = []
     rig.node.create_subscription(SafetyState, "dsd/safety_state", states.append, qos.LATCHED)
-    rig.start("supervisor_node")
+    rig.host("supervisor_node")
     rig.until(lambda: states and Cause.CAMERA_STALE in states[-1].causes, what="a missing camera")
     camera = CompressedCamera(rig)
     small = jpeg(picture(1))
@@ -110,7 +110,7 @@ def test_the_supervisor_watches_a_compressed_camera(rig):
 def test_the_overlay_is_drawn_on_compressed_pictures(rig):
     drawn: list[Image] = []
     rig.node.create_subscription(Image, "dsd/visual/image", drawn.append, qos.NEWEST_STATE)
-    rig.start("visual_node")
+    rig.host("visual_node")
     camera = CompressedCamera(rig)
     blue = np.zeros((112, 168, 3), np.uint8)
     blue[..., 2] = 255
@@ -123,7 +123,7 @@ def test_the_overlay_is_drawn_on_compressed_pictures(rig):
 
 def test_a_compressed_camera_is_recorded_as_it_came_and_a_raw_one_as_png(rig, tmp_path):
     camera = CompressedCamera(rig)
-    rig.start("record_node", directory=tmp_path / "bag")
+    rig.host("record_node", directory=tmp_path / "bag")
     topic = "/camera/image_raw/compressed"
 
     def kept() -> list[CompressedImage]:

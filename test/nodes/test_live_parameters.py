@@ -11,8 +11,8 @@ from dsd_ros.ros import qos
 
 
 def test_the_next_reply_has_the_new_mode(rig, tiny_pair):
-    rig.start("verifier_node", model__path=tiny_pair[0])
-    rig.start("draft_node", model__path=tiny_pair[1], decode__max_tokens=12)
+    rig.host("verifier_node", model__path=tiny_pair[0])
+    rig.host("draft_node", model__path=tiny_pair[1], decode__max_tokens=12)
     camera, image = CameraRig(rig), picture(3)
     rig.until_active()
     before = camera.ask(image, "find the silver bottle")

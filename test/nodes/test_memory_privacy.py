@@ -64,11 +64,11 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
         for number, text in enumerate(texts):
             (tmp_path / side / f"{number}.md").write_text(f"{text}.\n")
     model = load_model(ModelSettings(str(reader)))
-    rig.start(
+    rig.host(
         NODE, model__path=reader, documents=tmp_path / "robot", answer__max_tokens=6,
         answer__temperature=1.0,
     )  # fmt: skip
-    rig.start("verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud")
+    rig.host("verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud")
     rig.until_active(NODE)
     rig.until_active("verifier_node")
     watch = Watch(model, OWN)

@@ -82,8 +82,8 @@ class Navigation:
 
 @pytest.mark.parametrize("sensor", ["depth", "range"])
 def test_driven_at_what_stands_there_the_robot_is_stopped_before_it(rig, sensor):
-    rig.start("simulator_node", seed=SEED)
-    rig.start("supervisor_node", require__obstacle=sensor, require__heartbeats="", require__commands="test_rig")
+    rig.host("simulator_node", seed=SEED)
+    rig.host("supervisor_node", require__obstacle=sensor, require__heartbeats="", require__commands="test_rig")
     navigation = Navigation(rig)
     rig.until(lambda: navigation.odometry.samples)
     rig.until(lambda: navigation.healthy, what="a healthy state")
@@ -112,7 +112,7 @@ def test_faults_on_demand(rig):
     node.create_subscription(Image, "camera/image_raw", pictures.append, qos.CAMERA)
     node.create_subscription(Imu, "imu", imu.append, qos.STATE)
     node.create_subscription(Float64, "ground_truth/target_distance", truth.append, qos.STATE)
-    rig.start("simulator_node")
+    rig.host("simulator_node")
     rig.until(lambda: pictures and imu)
 
     def more(found: list, count: int = 5) -> list:

@@ -160,7 +160,7 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
 
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
     foreign = rig.node.create_publisher(String, "odom", 10)  # of another type
-    rig.start("record_node", directory=tmp_path / "bag")
+    rig.host("record_node", directory=tmp_path / "bag")
     published = {"camera/image_raw", "dsd/reply_progress", "dsd/nav_action", "dsd/safety_state"}
     rig.until(lambda: published <= said[-1], what="a recorder that hears")
     assert not said[-1] & {"dsd/draft", "odom"}  # those have no publisher
@@ -238,7 +238,7 @@ def test_a_session_opened_before_the_recorder_was_discovered_is_kept(rig, tmp_pa
     verifier = VerifierTopics(rig.node, lambda _: None, TopicSet({}, {wire.SessionReply: "dsd/session_reply"}))
     verifier.publish(wire.SessionReply(1, 7, "", "big", "f", 512))
     try:
-        rig.start("record_node", directory=tmp_path / "bag")
+        rig.host("record_node", directory=tmp_path / "bag")
         rig.until(lambda: (bag := read(tmp_path / "bag")) and "/dsd/session_reply" in bag.counts, what="the session")
     finally:
         verifier.close()

@@ -37,7 +37,7 @@ def states(rig: Any) -> list[SafetyState]:
 
 
 def test_a_stranger_on_any_topic_of_motion_stops_the_robot_by_name(rig):
-    rig.start("supervisor_node", **GIVEN)
+    rig.host("supervisor_node", **GIVEN)
     standin = StandIn(rig.node)
     standin.drive()
     for kind, topic in (
@@ -53,7 +53,7 @@ def test_a_stranger_on_any_topic_of_motion_stops_the_robot_by_name(rig):
 
 
 def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_robot(rig):
-    rig.start("supervisor_node", **GIVEN | {"require__commands": "navigation_node"})
+    rig.host("supervisor_node", **GIVEN | {"require__commands": "navigation_node"})
     standin = StandIn(rig.node)
     rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes)
     sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
@@ -67,7 +67,7 @@ def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_ro
 
 
 def test_the_nodes_that_belong_can_be_named(rig):
-    rig.start("supervisor_node", **GIVEN | {"require__commands": "navigation_node,/test_rig"})
+    rig.host("supervisor_node", **GIVEN | {"require__commands": "navigation_node,/test_rig"})
     StandIn(rig.node).drive()
 
 
@@ -98,7 +98,7 @@ def test_a_node_whose_name_dds_has_lost_is_still_itself_and_an_unknown_process_i
 
 
 def test_a_second_publisher_of_cmd_vel_does_not_move_the_simulated_robot(rig):
-    rig.start("simulator_node", seed=3)
+    rig.host("simulator_node", seed=3)
     odometry = OdometryRig(rig)
     teleop = rig.node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
     rig.until(lambda: odometry.samples and teleop.get_subscription_count())
@@ -117,7 +117,7 @@ def test_a_second_publisher_of_cmd_vel_does_not_move_the_simulated_robot(rig):
         DiagnosticArray, "/diagnostics",
         lambda m: troubles.extend(s.message for s in m.status if s.name == "simulator_node"), 10,
     )  # fmt: skip
-    rig.start("supervisor_node", **GIVEN)
+    rig.host("supervisor_node", **GIVEN)
 
     def stands() -> bool:
         teleop.publish(drive)
@@ -133,7 +133,7 @@ def test_a_second_publisher_of_cmd_vel_does_not_move_the_simulated_robot(rig):
 
 
 def test_the_joystick_may_be_stamped(rig):
-    rig.start("supervisor_node", require__deadman="false")
+    rig.host("supervisor_node", require__deadman="false")
     commands: list[Twist] = []
     rig.node.create_subscription(Twist, "cmd_vel", commands.append, qos.SENSOR)
     context = rclpy.Context()  # a process has one type for a topic
@@ -159,9 +159,9 @@ def test_the_joystick_may_be_stamped(rig):
 
 def test_commands_are_stamped_where_asked_for(rig):
     stamped = {"enable_stamped_cmd_vel": "true"}
-    rig.start("simulator_node", **stamped)
-    rig.start("supervisor_node", require__deadman="false", **stamped)
-    rig.start("navigation_node", **stamped)
+    rig.host("simulator_node", **stamped)
+    rig.host("supervisor_node", require__deadman="false", **stamped)
+    rig.host("navigation_node", **stamped)
     odometry = OdometryRig(rig)
     operator = rig.node.create_publisher(TwistStamped, "cmd_vel_joy", qos.STATE)
     command = TwistStamped()  # a stamp of 0: ages run from the arrival
@@ -198,7 +198,7 @@ def test_commands_are_stamped_as_nav2_has_them(distribution, stamped, monkeypatc
 
 
 def test_publishers_of_another_type_are_warned_of(rig):
-    rig.start("supervisor_node", **GIVEN)
+    rig.host("supervisor_node", **GIVEN)
     reports: list[Any] = []
     rig.node.create_subscription(
         DiagnosticArray, "/diagnostics",
@@ -213,7 +213,7 @@ BEST_EFFORT = qos.SENSOR
 
 
 def test_best_effort_publishers_are_heard(rig):
-    rig.start("supervisor_node", **GIVEN)
+    rig.host("supervisor_node", **GIVEN)
     heard = states(rig)
     rig.until(lambda: heard and Cause.ODOMETRY_STALE in heard[-1].causes)
     odometry = rig.node.create_publisher(Odometry, "odom", BEST_EFFORT)

@@ -24,17 +24,17 @@ from dsd_ros.ros.running import EXIT_GAVE_UP
 LATEST_S = 1.5
 
 
-def started(rig: Rig, setting: str = "") -> tuple[StandIn, object]:
+def started(rig: Rig, start, setting: str = "") -> tuple[StandIn, object]:
     given = PARAMETERS | SETTINGS[setting]
     parameters = {name.replace(".", "__"): value for name, value in given.items()}
-    child = rig.start("supervisor_node", **parameters)
+    child = start("supervisor_node", **parameters)
     standin = StandIn(rig.node)
     standin.drive()
     return standin, child
 
 
 def test_every_cause_stops_the_robot_and_is_named(rig):
-    standin, child = started(rig)
+    standin, child = started(rig, rig.start)
     levels: set[int] = set()
 
     def on_diagnostics(message) -> None:
@@ -65,7 +65,7 @@ def test_every_cause_stops_the_robot_and_is_named(rig):
 
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name])
 def test_what_stops_the_robot_in_other_settings(rig, setting):
-    standin, _ = started(rig, setting)
+    standin, _ = started(rig, rig.host, setting)
     for provocation in (p for p in PROVOCATIONS if p.setting == setting):
         assert standin.trial(provocation) < LATEST_S, provocation.name
 
@@ -81,7 +81,7 @@ def test_a_supervisor_that_hears_none_of_those_that_publish_ends(rig):
 
 
 def test_the_supervisors_limits_hold_from_their_change_on(rig):
-    standin, _ = started(rig)
+    standin, _ = started(rig, rig.host)
     assert standin.newest.linear.x == 0.4
     assert rig.set_parameter("supervisor_node", "limit.speed", 0.2).successful
     rig.until(lambda: Cause.MOTION_REFUSED in standin.causes, what="a refusal")
@@ -92,7 +92,7 @@ def test_the_supervisors_limits_hold_from_their_change_on(rig):
 
 
 def test_arbitration_and_what_is_published(rig):
-    standin, _ = started(rig)
+    standin, _ = started(rig, rig.host)
     rig.until(lambda: len(rig.node.get_publishers_info_by_topic("cmd_vel")) == 1)
     assert standin.state.source == Source.NAVIGATION and not standin.state.stopped
     assert standin.newest.linear.x == 0.4
@@ -157,9 +157,9 @@ def test_the_messages_constants_are_the_causes():
 
 
 def test_an_ordinary_start_warns_of_nothing(rig):
-    rig.start("supervisor_node", require__heartbeats="", require__link="")
+    rig.host("supervisor_node", require__heartbeats="", require__link="")
     rig.until(lambda: any("silent" in line for line in rig.lines), what="what the supervisor waits for")
-    rig.start("simulator_node")
+    rig.host("simulator_node")
     rig.until(lambda: any("ready" in line for line in rig.lines), what="the robot being there")
     assert not [line for line in rig.lines if "[supervisor_node]" in line and "WARN" in line]
     rig.fault("camera freeze")

@@ -33,9 +33,9 @@ class SystemRig:
         self.client = GoalClient(rig)
         self.diagnostics: dict[str, int] = {}
         rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
-        rig.start("simulator_node")
-        rig.start("supervisor_node")
-        rig.start("navigation_node", run__decode_timeout_s=5.0)
+        rig.host("simulator_node")
+        rig.host("supervisor_node")
+        rig.host("navigation_node", run__decode_timeout_s=5.0)
         self.verifier = self.start_verifier()
         self.draft = self.start_draft()
         rig.until_active()
@@ -136,7 +136,7 @@ def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tm
     extra = {"model__path": models[executable]} if executable in models else {}
     if executable == "record_node":
         extra["directory"] = tmp_path / "bag"
-    rig.start(executable, **extra)  # a value out of its range would end it
+    rig.host(executable, **extra)  # a value out of its range would end it
     names = rig.ask(ListParameters, f"{executable}/list_parameters", ListParameters.Request())
     declared = set(names.result.names) - RCLPY_OWN
     known = {spec.name: spec for spec in specs(NODES[executable])}

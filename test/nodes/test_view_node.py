@@ -65,7 +65,7 @@ def test_both_views_in_one_process(rig):
     node = rig.node
     # As launch does: what is meant for view_node reaches every node of its process.
     _, page = start_view(rig, "-p", "visual:=true")
-    rig.start("simulator_node", seed=0)
+    rig.host("simulator_node", seed=0)
     pictures, levels = [], {}
 
     def on_health(message: DiagnosticArray) -> None:
@@ -86,7 +86,7 @@ def test_without_a_page_the_pictures_for_rviz_go_on(rig):
     pictures: list[Image] = []
     # 192.0.2.1 is nobody's address (RFC 5737).
     child, page = start_view(rig, "-p", "visual:=true", "-p", "bind:=192.0.2.1")
-    rig.start("simulator_node", seed=0)
+    rig.host("simulator_node", seed=0)
     rig.node.create_subscription(Image, "dsd/visual/image", pictures.append, qos.NEWEST_STATE)
     rig.node.create_subscription(
         DiagnosticArray,

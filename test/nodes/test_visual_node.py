@@ -121,8 +121,8 @@ def test_the_map_is_large_and_the_robots_view_is_legible_beside_it(width, height
 
 def test_the_configuration_against_the_live_graph(rig):
     wanted = subscriptions()
-    rig.start("visual_node")
-    rig.start("simulator_node", seed=0)
+    rig.host("visual_node")
+    rig.host("simulator_node", seed=0)
     node = rig.node
 
     def offered(topic):

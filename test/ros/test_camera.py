@@ -119,8 +119,6 @@ def test_a_camera_on_this_clock_is_heard(one):
         (lambda now: 0.0, r"have no time \(stamp 0, \d+\.\d s behind this node's clock\)"),
         (lambda now: now - 10800.0, r"stamped 10800\.\d s behind this node's clock: let"),
         (lambda now: now + 10800.0, r"stamped 10(800\.0|799\.\d) s ahead of this node's clock: let"),
-        (lambda now: now - 3.0, r"stamped 3\.\d s behind"),
-        (lambda now: time.monotonic(), r"stamped \d{9,}\.\d s behind"),
         (lambda now: 1e9, r"repeats a picture stamped \d+\.\d s ago"),
     ],
 )
@@ -137,7 +135,7 @@ def test_a_request_from_another_clock_is_named_with_its_offset(one):
     assert found is None and re.search(r"a picture of (500\.0|499\.\d) s ahead of this node's clock", complaint)
 
 
-@pytest.mark.parametrize("jump", [-900.0, -0.3, 5.0, 900.0])
+@pytest.mark.parametrize("jump", [-900.0, 5.0])
 def test_what_was_demanded_moves_with_a_clock_that_is_set(one, jump):
     one.stamps = lambda: one.now() - 0.3  # so the first picture that would do comes after the clock was set
 

@@ -95,13 +95,13 @@ def test_a_stranger_that_answers_every_draft_gets_no_token_verified(rig, tiny_pa
     with VerifierEngine(target) as engine, LocalChannel(engine) as undisturbed:
         reference = [replies(undisturbed, settings) for settings in MODES]
     if transport == "dds":
-        rig.start("verifier_node", model__path=tiny_pair[0], token_file=token_file)
+        rig.host("verifier_node", model__path=tiny_pair[0], token_file=token_file)
     else:
         said: list[str] = []
         command = [sys.executable, str(SERVER), str(tiny_pair[0]), f"token_file={token_file}"]
         rig.group.start("verifier", command, on_line=said.append)
         line = rig.until(lambda: next((text for text in said if "listening on" in text), None))
-        rig.start("bridge_node", url=line.split()[-1], token_file=token_file)
+        rig.host("bridge_node", url=line.split()[-1], token_file=token_file)
     stranger = Answering(rig)
     channel = AuthenticatedChannel(DdsChannel(rig.node, match_timeout=30.0), read_token(token_file))
     try:
@@ -125,7 +125,7 @@ def test_nodes_with_the_same_token_decode_and_with_another_say_so(rig, tiny_pair
     other = tmp_path / "other"
     other.write_text("f" * 64)
     target = load_model(ModelSettings(str(tiny_pair[0])))
-    rig.start("verifier_node", model__path=tiny_pair[0], token_file=token_file)
+    rig.host("verifier_node", model__path=tiny_pair[0], token_file=token_file)
     options = {"model__path": tiny_pair[1], "decode__max_tokens": 20, "link__response_timeout_s": 0.5}
     wrong = rig.start("draft_node", token_file=other, **options)
     rig.until(lambda: any("draft_node" in line and "does not prove" in line for line in rig.lines))
@@ -138,7 +138,7 @@ def test_nodes_with_the_same_token_decode_and_with_another_say_so(rig, tiny_pair
 
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", noted, 10)
     stranger = Answering(rig)
-    rig.start("draft_node", token_file=token_file, **options)
+    rig.host("draft_node", token_file=token_file, **options)
     rig.until(lambda: any("session open, mode" in line for line in rig.lines))
     camera = CameraRig(rig)
     for seed in range(3):
@@ -162,17 +162,17 @@ def test_nodes_with_the_same_token_decode_and_with_another_say_so(rig, tiny_pair
 @pytest.mark.parametrize("node", ["draft_node", "verifier_node", "memory_node"])
 def test_a_node_without_a_token_stays_off_a_domain_that_reaches_out(rig, monkeypatch, node):
     monkeypatch.setenv("ROS_STATIC_PEERS", "127.0.0.1")  # what reaches out, but no further than here
-    child = rig.start(node)
-    rig.until(lambda: child.process.poll() is not None)
-    child.reader.join(5.0)
-    assert child.process.returncode == 2
-    (line,) = [line for line in rig.lines if "ERROR" in line or "token_file" in line][-1:]
-    assert all(part in line for part in ("token_file is not set", "openssl rand", "allow_unauthenticated", "LOCALHOST"))
+    ended = rig.host(node).node
+    sentence = rig.until(lambda: ended.failure)
+    assert ended.exit_code == 2
+    assert all(
+        part in sentence for part in ("token_file is not set", "openssl rand", "allow_unauthenticated", "LOCALHOST")
+    )
 
 
 def test_a_node_does_without_a_token_where_that_is_allowed(rig, monkeypatch, tiny_pair):
     monkeypatch.setenv("ROS_STATIC_PEERS", "127.0.0.1")
-    rig.start("verifier_node", model__path=tiny_pair[0], allow_unauthenticated=True)
+    rig.host("verifier_node", model__path=tiny_pair[0], allow_unauthenticated=True)
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
 
 

@@ -70,14 +70,6 @@ def test_every_encoding_with_padded_rows(encoding, height, width, padding, bigen
         assert np.array_equal(found, expected)
 
 
-@pytest.mark.parametrize("encoding", ["rgb8", "bgr8"])
-def test_there_and_back(encoding):
-    rgb = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    message = from_rgb(rgb, encoding)
-    assert message.step == 21 and len(message.data) == 105
-    assert np.array_equal(to_rgb(message), rgb)
-
-
 def test_the_picture_does_not_change_with_the_message():
     message = from_rgb(np.zeros((2, 2, 3), np.uint8))
     found = to_rgb(message)

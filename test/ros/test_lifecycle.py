@@ -79,7 +79,7 @@ def test_a_session_that_is_being_opened_is_given_up_for_a_transition(rig, tiny_p
         said.update(status.message for status in message.status)
 
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", on_diagnostics, 10)
-    rig.start("draft_node", model__path=tiny_pair[1], link__response_timeout_s=600.0)
+    rig.host("draft_node", model__path=tiny_pair[1], link__response_timeout_s=600.0)
     rig.until(lambda: rig.state("draft_node") == State.TRANSITION_STATE_ACTIVATING)
 
     def interrupted() -> bool:

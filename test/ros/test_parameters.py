@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return write
 
 
-@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("name", ["supervisor_node", "draft_node", "view_node"])
 def test_parameters_for_other_nodes_are_warned_of(make, file, capfd, name):
     path = file({"/**": {"fleet": {"size": 3}}, "controller_server": {"odom_topic": "odom"}, "/**/other": {"x": 1}})
     node = make(name, "--params-file", path, "-p", "inflation:=0.3")

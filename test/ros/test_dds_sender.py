@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.paths import config_directory
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.wire.messages import Outcome, SessionReply, SessionRequest
 
@@ -31,10 +29,7 @@ class Robot:
     def __init__(self, request: int) -> None:
         self.heard: list[tuple[int, int]] = []  # round and token of each outcome
         self.open = threading.Event()
-        profile = {"FASTRTPS_DEFAULT_PROFILES_FILE": str(config_directory() / "discovery.xml")}
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROBOT), str(request)], stdout=subprocess.PIPE, text=True, env=os.environ | profile
-        )
+        self._process = subprocess.Popen([sys.executable, str(ROBOT), str(request)], stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Robot
-from table_model import TableModel
 from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -127,15 +126,6 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         again = Robot(engine)
         engine.disconnect(robot.peer)
         assert again.open(resume=robot.ticket, **asked).exit_layers == speak
-
-
-def test_a_model_without_adapters_answers_with_none():
-    with VerifierEngine(TableModel(1, ends=False)) as engine:
-        robot = Robot(engine)
-        assert robot.open(exits=True, exit_layers=[1]).exit_layers == []
-        robot.observe()
-        robot.draft(1, 0, [1])
-        assert robot.final(1)[1] == []
 
 
 def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):

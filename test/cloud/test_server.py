@@ -69,31 +69,6 @@ def reply(channel, model, mode="dsd", **changes):
         return session.decode(IMAGE, "go").tokens
 
 
-def test_port_zero_picks_one(url):
-    host, port = url.removeprefix("ws://").split(":")
-    assert host == "127.0.0.1" and int(port) > 0
-
-
-def test_two_robots_at_once(url, model):
-    alone = {}
-    for seed in (1, 2):
-        with WebsocketChannel(url) as channel:
-            alone[seed] = reply(channel, model, temperature=1.0, seed=seed)
-    together: dict[int, list] = {1: [], 2: []}
-
-    def robot(seed: int) -> None:
-        for _ in range(5):
-            with WebsocketChannel(url) as channel:
-                together[seed].append(reply(channel, model, temperature=1.0, seed=seed))
-
-    threads = [threading.Thread(target=robot, args=(seed,)) for seed in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert together == {seed: [tokens] * 5 for seed, tokens in alone.items()}
-
-
 @pytest.fixture
 def token_file(tmp_path):
     path = tmp_path / "token"
@@ -400,19 +375,6 @@ def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
             while not decode(robot.recv(timeout=20)).is_final:
                 before += 1
     assert before < count / 10
-
-
-def test_early_outcomes_leave_at_once_when_the_link_is_free():
-    teller = Teller()
-    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64)
-    with VerifierServer(teller, SETTINGS) as server, WebsocketChannel(server.url) as channel:
-        channel.reconnect()
-        channel.send(request)
-        assert until(lambda: teller.answer)
-        for number in range(1, 200):
-            for outcome in (said(number, 0.5), said(number, 0.5, final=True)):
-                teller.answer(outcome)
-                assert channel.receive(10) == outcome
 
 
 def test_shutting_down_gives_threads_and_sockets_back(engine, model):

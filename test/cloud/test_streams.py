@@ -55,16 +55,6 @@ def engine(target):
 # ------------------------------------------------------------------------------- exactness
 
 
-def test_the_target_decodes_by_itself_to_the_longest_reply():
-    with VerifierEngine(ENDLESS) as engine:
-        robot = streaming(engine)
-        robot.observe()
-        assert robot.verified() == list(own_reply())
-        assert robot.inbox.empty()
-        robot.observe(reply=2, instruction="on")
-        assert robot.verified(2) == list(own_reply(instruction="on"))
-
-
 def test_a_right_draft_saves_passes_and_a_wrong_one_costs_none(engine, target):
     said = own_reply()
     robot = streaming(engine)
@@ -278,21 +268,6 @@ def test_a_reply_that_was_complete_is_told_again():
         assert other.get() == VerifiedTokens(other.session, 1, LONGEST, [], ended=True)
 
 
-def test_an_end_token_ends_it_and_so_does_one_that_another_verifier_gave():
-    chosen = DecodeSettings(mode="stream", temperature=1.0, seed=9, max_tokens=300)
-    wanted = reply_alone(TARGET, IMAGE, "go", chosen, ends=TARGET.eos_token_ids)
-    assert len(wanted) < 300
-    with VerifierEngine(TARGET) as engine:
-        robot = streaming(engine, temperature=1.0, seed=9, max_tokens=300)
-        robot.observe()
-        assert robot.verified() == wanted
-        other = streaming(engine, temperature=1.0, seed=9, max_tokens=300)
-        other.observe(verified=wanted[:-1])
-        assert other.verified(known=wanted[:-1]) == wanted
-        other.observe(reply=2, verified=wanted)
-        assert other.verified(2, wanted) == wanted
-
-
 @pytest.mark.parametrize("how", ["observation", "close", "disconnect"])
 def test_a_reply_that_nobody_wants_ends_at_the_next_step(engine, target, how):
     robot, other = streaming(engine), streaming(engine)
@@ -387,11 +362,9 @@ def test_a_stream_has_no_rounds_and_a_round_no_stream(engine, target):
     assert (refusal.code, refusal.round) == (RefusalCode.UNKNOWN_SESSION, 8)
 
 
-@pytest.mark.parametrize("proof", ["full", "split", "truncated"])
-@pytest.mark.parametrize("mode", ["stream", "ar"])
-def test_a_stream_has_one_proof(engine, mode, proof):
-    assert f"mode {mode} proves nothing by {proof!r}" in Robot(engine).open(mode=mode, proof=proof).error
-    assert Robot(engine).open(mode=mode, proof="coupled").error == ""
+def test_a_stream_has_one_proof(engine):
+    assert "mode ar proves nothing by 'split'" in Robot(engine).open(mode="ar", proof="split").error
+    assert Robot(engine).open(mode="ar", proof="coupled").error == ""
 
 
 def test_a_step_that_fails_is_refused_and_can_be_asked_for_again():

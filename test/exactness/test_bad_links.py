@@ -67,14 +67,6 @@ def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, name, loss,
         assert engine.sessions <= EngineSettings().max_sessions
 
 
-@pytest.mark.parametrize("name", ["stream", "dsd", "fsd"])
-def test_a_link_full_of_misfortune(undisturbed, name):
-    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
-        channel = LossyChannel(inner, 1, loss=0.15, doubled=0.3, delayed=0.3, cut=0.03)
-        assert decode(channel, name) == undisturbed[name]
-        assert channel.misfortunes > 10
-
-
 class Cutting(WebsocketChannel):
     """Cuts its own TCP connection in the middle of a reply, once, after ``after`` outcomes."""
 

@@ -13,7 +13,6 @@ import pytest
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
-from dsd_lab.bench.pace import Pace, paced
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_SOURCES, DecodeSettings
@@ -317,20 +316,6 @@ def test_a_target_without_exits_is_drafted_for_by_guesses(target, draft, picture
         with EdgeSession(channel, draft, chosen) as session:
             assert session.verifier.exit_layers == []
             assert session.decode(picture(0), "go").exits == 0
-
-
-def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
-    # Fast as it is, the final outcome would overtake the early ones.
-    heard = {}
-    with VerifierEngine(paced(speaking, Pace(0.05)), EVERY_EXIT) as engine:
-        for layers in ("", "2", "1,2", "none"):
-            with LocalChannel(engine) as channel:
-                chosen = DecodeSettings(mode="fsd", max_tokens=12, exit_layers=layers)
-                with EdgeSession(channel, draft, chosen) as session:
-                    heard[layers] = session.verifier.exit_layers
-                    reply = session.decode(picture(0), "go")
-                    assert (reply.exits > 0) == (layers != "none")
-    assert heard == {"": [1, 2], "2": [2], "1,2": [1, 2], "none": []}
 
 
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)

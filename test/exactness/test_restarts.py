@@ -16,7 +16,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.messages import Draft, DraftTokens, Message, Observation, Outcome, VerifiedTokens
+from dsd_ros.wire.messages import Message, Observation, Outcome, VerifiedTokens
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 PATIENT = LinkSettings(response_timeout_s=0.1, attempts=60)
@@ -50,42 +50,6 @@ def decoded(channel: RestartingChannel, name: str, max_tokens: int = 14) -> list
 @functools.cache
 def undisturbed(name: str) -> list[int]:
     return decoded(RestartingChannel(TARGET, lambda boundary, message: ""), name)
-
-
-class OncePerRound:
-    """Restarts the verifier once in each round: before its draft leaves, before it is waited for, or when its
-    outcome is there. In mode stream: for drafts of each position, or while tokens are waited for."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.seen: set[object] = set()
-        self.sent = False
-
-    def __call__(self, boundary: int, message: object) -> str:
-        if isinstance(message, Observation) and self.where == "observation":
-            key = "observation", message.rounds
-        elif isinstance(message, Draft | DraftTokens):
-            self.sent = True
-            key = "draft", message.round if isinstance(message, Draft) else message.start
-            if self.where != "draft":
-                return ""
-        elif message is None and self.where == "receive" and self.sent:
-            self.sent = False
-            key = "receive", len(self.seen) // 2  # every other one: the other has its answer
-        else:
-            self.sent |= isinstance(message, Observation)  # a stream needs no draft
-            return ""
-        new = key not in self.seen
-        self.seen.add(key)
-        return "restart" if new else ""
-
-
-@pytest.mark.parametrize("where", ["draft", "observation", "receive"])
-@pytest.mark.parametrize("name", DECODES)
-def test_each_round_may_meet_another_verifier(name, where):
-    channel = RestartingChannel(TARGET, OncePerRound(where))
-    assert decoded(channel, name) == undisturbed(name)
-    assert channel.restarts >= 1 or (name[:6], where) == ("stream", "draft")  # all may have come before one is drafted
 
 
 @given(

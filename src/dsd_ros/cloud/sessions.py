@@ -17,9 +17,6 @@ from dsd_ros.limits import largest_vocabulary
 from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, SessionRequest
 from dsd_ros.wire.turns import RobotLink
 
-# A reply that its robot has cut off counts as being decoded until the next one begins.
-DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
-
 
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
@@ -53,18 +50,9 @@ class SessionTable:
             up = sum(session.peer is not None for session in self._sessions.values())
             return up, len(self._sessions) - up
 
-    def tokens_by_state(self, end_tokens: frozenset[int]) -> dict[str, int]:
-        """Tokens of prompts and replies that sessions hold, by their STATES."""
-        held = dict.fromkeys(STATES, 0)
-        with self._lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            reply = session.reply
-            if reply is None:
-                continue
-            ended = _has_ended(session, end_tokens)
-            held[LINK_DOWN if session.peer is None else IDLE if ended else DECODING] += reply.held
-        return held
+    def tokens(self) -> int:
+        """Tokens of prompts and replies that sessions hold."""
+        return sum(session.reply.held for session in list(self._sessions.values()) if session.reply is not None)
 
     def find(self, session: int, peer: Hashable) -> Session | None:
         """The session of that id, if it is this peer's."""
@@ -175,14 +163,6 @@ def full(settings: EngineSettings) -> str:
     return (
         f"the verifier already holds its {settings.max_sessions} sessions; try again later, or raise its max_sessions"
     )
-
-
-def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:
-    """Whether the session's reply is over, as far as its verifier knows."""
-    if session.reply is not None and session.reply.ended:
-        return True
-    last = session.reply.outcomes[-1] if session.reply is not None and session.reply.outcomes else None
-    return last is not None and not last.distribution and last.next_token in end_tokens
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

@@ -41,7 +41,7 @@ from dsd_ros.wire.messages import (
     Reveal,
     Verdict,
 )
-from dsd_ros.wire.turns import RobotLink, TurnQueue, accounts_of
+from dsd_ros.wire.turns import RobotLink, TurnQueue, account_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -199,7 +199,7 @@ class DragonServer:
         answer = _Answer(question, reply, peer)
         self._answers[answer.key] = answer
         self._inbox.hold(answer)
-        self._turns.put(answer, answer, of=accounts_of(peer))
+        self._turns.put(answer, answer, of=account_of(peer))
         return None
 
     def _model_for(self, question: Question) -> tuple[Any, Asking]:
@@ -228,7 +228,7 @@ class DragonServer:
         answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif not self._inbox.put(answer, (answer, message), of=accounts_of(peer), size=_size(message)):
+        elif not self._inbox.put(answer, (answer, message), of=account_of(peer), size=_size(message)):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         return None
@@ -249,7 +249,7 @@ class DragonServer:
         if answer.side is not None and answer.side.ended:
             self._drop(answer)
         elif answer.side is not None and answer.side.wants_work:
-            self._turns.put(answer, answer, of=accounts_of(answer.peer))
+            self._turns.put(answer, answer, of=account_of(answer.peer))
 
     # ------------------------------------------------------------------ the inbox's thread
 

@@ -83,20 +83,6 @@ def test_one_robot_holds_its_share_of_the_sessions_over_all_its_links():
         assert robots[3].open().error == "" and engine.held_sessions() == (3, 1)
 
 
-def test_room_is_made_of_the_robot_that_holds_most():
-    with VerifierEngine(TableModel(1), EngineSettings(max_sessions=4)) as engine:
-        honest, greedy = link("go2-02"), link()
-        robot = Robot(engine, honest)
-        assert robot.open().error == ""
-        engine.disconnect(honest)
-        for _ in range(3):
-            assert Robot(engine, greedy).open().error == ""
-        engine.disconnect(greedy)
-        assert Robot(engine, link("go2-03")).open().error == ""
-        ticket, session = robot.ticket, robot.session
-        assert Robot(engine, link("go2-02")).open(resume=ticket).session == session
-
-
 def test_a_greedy_robot_with_large_pictures_leaves_others_their_turns(engine):
     """Before: none of the honest robot's replies in 15 s."""
     stop, answered = threading.Event(), []

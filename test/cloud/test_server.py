@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from by_reference import reply_alone
 from table_model import TableModel
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -254,52 +253,6 @@ def test_a_robot_that_does_not_read_is_bounded_and_hurts_no_other(engine, model,
         assert len(reply(channel, model)) == 12
 
 
-class Watched(VerifierEngine):
-    """Notes when a reply pauses, and how far it was when its robot read again."""
-
-    def __init__(self, model) -> None:
-        self.paused, self.resumed = threading.Event(), []
-        super().__init__(model)
-
-    def submit(self, message, reply, peer) -> bool:
-        def answer(said):
-            reads = reply(said)
-            if not reads:
-                self.paused.set()
-            return reads
-
-        return super().submit(message, answer, peer)
-
-    def resume(self, peer) -> None:
-        self.resumed += [len(session.reply.tokens) for session in self._sessions.of_peer(peer)]
-        super().resume(peer)
-
-
-def test_a_reply_waits_for_a_robot_that_does_not_read_and_goes_on_when_it_does(monkeypatch):
-    monkeypatch.setattr(server_module, "PAUSE_FRAMES", 8)
-    model, longest = TableModel(1, ends=False, max_length=5000), 4000
-    narrow = socket.socket()
-    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    with Watched(model) as engine, VerifierServer(engine, SETTINGS) as server:
-        narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
-            request = SessionRequest(
-                1, PROTOCOL_VERSION, "stream", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0, longest
-            )
-            robot.send(encode(request))
-            session = decode(robot.recv(timeout=10)).session
-            robot.send(encode(Observation(session, 1, "go", 2, 2, "png", encode_picture(IMAGE))))
-            assert engine.paused.wait(60)
-            tokens = []
-            while len(tokens) < longest:  # the reply is told once, in order
-                message = decode(robot.recv(timeout=20))
-                assert message.at == len(tokens)
-                tokens += message.tokens
-            assert message.ended
-    assert tokens == reply_alone(model, IMAGE, "go", DecodeSettings(max_tokens=longest))
-    assert engine.resumed and engine.resumed[0] < longest
-
-
 class Teller:
     """In the engine's place: says what the test tells it to."""
 
@@ -315,9 +268,6 @@ class Teller:
         return True
 
     def disconnect(self, peer) -> None:
-        pass
-
-    def resume(self, peer) -> None:
         pass
 
     def has_room(self) -> bool:

@@ -204,33 +204,6 @@ def test_whatever_robots_invent_they_hear_the_targets_own_reply(kind, actions, s
 # --------------------------------------------------------------------------- pause and resume
 
 
-def test_a_reply_pauses_while_its_robot_does_not_read_and_goes_on_by_itself(engine, target):
-    target.free()
-    robot = Robot(engine)
-    heard: list[object] = []
-
-    def answer(message) -> bool:
-        robot.inbox.put(message)
-        heard.append(message)
-        return len(heard) % 10 != 0  # the queue towards the robot is full after each tenth
-
-    engine.submit(robot.request(mode="stream", max_tokens=LONGEST), answer, robot.peer)
-    robot.session = robot.get().session
-    robot.observe()
-    known: list[int] = []
-    while True:
-        message = robot.get()
-        known += message.tokens
-        if message.ended:
-            break
-        if len(heard) % 10 == 0 and robot.inbox.empty():
-            assert len(engine._queue) == 0
-            engine.resume(robot.peer)
-            engine.resume(robot.peer)  # once too often
-    assert known == list(own_reply())
-    assert robot.inbox.empty()
-
-
 def test_a_reply_pauses_without_a_robot_and_goes_on_when_asked(engine, target):
     robot = streaming(engine)
     robot.observe()

@@ -113,19 +113,6 @@ def undisturbed(engine, drafter):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("asked", [{}, {"exit_layers": [2]}, {"min_exit_confidence": 0.3}])
-def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed, temperature, asked):
-    player = Player(engine, drafter, temperature, exits=True, **asked)
-    assert verdicts(player.play()) == undisturbed[temperature]
-    accepted = {outcome[0] for outcome in undisturbed[temperature]}
-    assert len(accepted) > 1, "both acceptance and rejection should occur"
-    if "min_exit_confidence" not in asked:
-        assert set(player.early) == set(range(1, ROUNDS + 1))
-    for early in player.early.values():
-        assert len(set(verdicts(early))) == len(early)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_exit_that_sees_what_the_final_layer_sees_predicts_it(engine, target, drafter, temperature):
     """Untrained adapters after layers that change nothing: every exit draws as the final layer will."""
     held = target._language.layers

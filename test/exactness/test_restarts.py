@@ -23,7 +23,6 @@ PATIENT = LinkSettings(response_timeout_s=0.1, attempts=60)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 AHEAD = {"pipeline_depth": 3, "predraft_workers": 2}
 DECODES = {
-    "stream, greedy": {"mode": "stream", "temperature": 0.0},
     "stream": {"mode": "stream"},
     "dsd": {"mode": "dsd"},
     "split trees": {"mode": "dssd", "shape": "expansion", "tree_expansion": "2,2"},
@@ -62,11 +61,11 @@ def test_restarts_cuts_and_doubles_at_any_message_leave_the_reply_as_it_is(name,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", ["restart", "restart and cut"])
-@pytest.mark.parametrize("name", DECODES)
-def test_a_restart_at_every_single_message_leaves_the_reply_as_it_is(name, event):
+@pytest.mark.parametrize("name", ["stream", "dsd", "fsd"])
+def test_a_restart_at_every_single_message_leaves_the_reply_as_it_is(name):
     for at in range(60):
-        channel = RestartingChannel(TARGET, lambda boundary, message, at=at: event * (boundary == at))
+        event = ("restart", "restart and cut")[at % 2]
+        channel = RestartingChannel(TARGET, lambda boundary, message, at=at, event=event: event * (boundary == at))
         assert decoded(channel, name) == undisturbed(name), at
         if not channel.restarts:
             break

@@ -209,11 +209,6 @@ class VerifierEngine:
         """The peer's link is down. Work for it stops; its sessions can be resumed until they expire."""
         self._sessions.detach(peer)
 
-    def resume(self, peer: Hashable) -> None:
-        """The peer reads again what it is sent: go on with replies that paused because it did not."""
-        for session in self._sessions.of_peer(peer):
-            self._queue_step(session, session.reply)
-
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
         self._queue.close()

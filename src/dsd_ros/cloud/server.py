@@ -46,7 +46,6 @@ _library_log.setLevel(logging.CRITICAL)
 
 # A robot reads what it asked for. One that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
-PAUSE_FRAMES = 64  # so many unread pause its replies
 MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
@@ -67,7 +66,6 @@ class Served(Protocol):
     def has_room(self) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
-    def resume(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
 
@@ -261,22 +259,15 @@ class VerifierServer:
         self._engine.metrics.connected(1)
         ready, in_loop = asyncio.Event(), self._in_loop
         outbox = Outbox(limit=MAX_UNSENT_FRAMES, on_ready=lambda: in_loop(ready.set))
-        paused = threading.Event()  # a reply pauses until the outbox is empty
 
-        def answer(message: Message) -> bool:
+        def answer(message: Message) -> None:
             if isinstance(message, SessionReply) and message.error == self._full:
                 # Another verifier may have room.
                 in_loop(lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, self._full))
-                return True
-            if not outbox.put(message):
+            elif not outbox.put(message):
                 in_loop(connection.transport.abort)
-            if len(outbox) < PAUSE_FRAMES:
-                return True
-            paused.set()
-            in_loop(ready.set)  # the outbox may be empty by now
-            return False
 
-        sender = asyncio.create_task(self._send(connection, peer, outbox, ready, paused))
+        sender = asyncio.create_task(self._send(connection, outbox, ready))
         try:
             await self._receive(connection, peer, answer)
         except ConnectionClosed:
@@ -310,14 +301,7 @@ class VerifierServer:
                 await connection.close(CloseCode.GOING_AWAY, "the verifier is shutting down")
                 return
 
-    async def _send(
-        self,
-        connection: RobotConnection,
-        peer: RobotLink,
-        outbox: Outbox,
-        ready: asyncio.Event,
-        paused: threading.Event,
-    ) -> None:
+    async def _send(self, connection: RobotConnection, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
 
         The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
@@ -337,9 +321,6 @@ class VerifierServer:
                     await connection.send(frame)
                     self._engine.metrics.sent(len(frame))
                     continue
-                if paused.is_set() and not outbox:
-                    paused.clear()
-                    self._engine.resume(peer)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)
         except ConnectionClosed:

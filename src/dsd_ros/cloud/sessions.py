@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 
 from dsd_ros.cloud.rounds import Answer, Session, TargetModel
@@ -58,10 +57,6 @@ class SessionTable:
         """The session of that id, if it is this peer's."""
         found = self._sessions.get(session)
         return found if found is not None and found.peer == peer else None
-
-    def of_peer(self, peer: Hashable) -> list[Session]:
-        """The sessions that this peer holds."""
-        return [session for session in list(self._sessions.values()) if session.peer == peer]
 
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
@@ -140,16 +135,14 @@ class SessionTable:
         )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End one of these sessions without a link: of the robot that holds the most, the one unused for longest.
+        """End that of these sessions without a link which has been unused for longest; whether there is one.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
         detached = [session for session in sessions if session.peer is None]
-        if not detached:
-            return False
-        held = Counter(session.robot for session in self._sessions.values())
-        self._end(min(detached, key=lambda session: (-held[session.robot], session.last_used)).id, "evicted")
-        return True
+        if detached:
+            self._end(min(detached, key=lambda session: session.last_used).id, "evicted")
+        return bool(detached)
 
     def _end(self, session: int, reason: str) -> None:
         ended = self._sessions.pop(session, None)

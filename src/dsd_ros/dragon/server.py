@@ -337,7 +337,7 @@ class WithDocuments:
         self._store = store
         self.model, self.metrics = engine.model, engine.metrics
         self.held_sessions, self.queue = engine.held_sessions, engine.queue
-        self.has_room, self.resume = engine.has_room, engine.resume
+        self.has_room = engine.has_room
 
     @property
     def sessions(self) -> int:

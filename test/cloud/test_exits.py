@@ -214,30 +214,6 @@ def test_exits_take_no_more_than_their_share(share, ran):
     assert hook._spent - 1.0 <= share * clock.now
 
 
-@pytest.mark.parametrize(("share", "heard"), [(0.5, [1, 2]), (1.0, [1, 2, 3, 4])])
-def test_after_an_exit_that_is_sure_none_is_asked_unless_all_are_to_speak(share, heard):
-    said, asked, clock = [], [], Clock()
-    rows = [peaked(1, 0.5), peaked(2, 9.0), peaked(3, 9.0), peaked(0, 9.0)]
-    hook = listener(rows, said, clock, cost=0.1, share=share)
-    logits = hook._exits.logits
-    hook._exits.logits = lambda model, layer, hidden: asked.append(layer) or logits(model, layer, hidden)
-    for index in range(5):
-        clock.now += 1.0
-        hook(index, [torch.zeros(1, 8)])
-    assert asked == heard and [layer for _, layer, _ in said] == heard
-
-
-@pytest.mark.parametrize(("cost", "share", "ran"), [(2.5, 0.99, 8), (2.5, 1.0, 10), (0.5, 0.99, 10)])
-def test_an_exit_that_the_final_outcome_would_overtake_is_not_asked(cost, share, ran):
-    """A layer takes 1: with a cost of 2.5 the exit after layer 9 of 11 would delay the final outcome for nothing."""
-    clock = Clock()
-    hook = listener([peaked(0, 0.5)] * 10, [], clock, cost=cost, share=share)
-    for index in range(11):
-        clock.now += 1.0
-        hook(index, [torch.zeros(1, 8)])
-    assert hook._ran == ran
-
-
 def test_an_exit_that_fails_is_logged_once_and_the_others_keep_silent(caplog):
     def broken(row):
         raise FloatingPointError("odd logits")

@@ -28,8 +28,7 @@ def engine():
         yield engine
 
 
-@pytest.mark.parametrize("size", [1100, 1 << 20, 1 << 28, (1 << 32) - 1])
-@pytest.mark.parametrize("mode", ["tslt", "dsd", "dssd", "ar"])
+@pytest.mark.parametrize(("size", "mode"), [(1100, "tslt"), ((1 << 32) - 1, "ar")])
 def test_a_vocabulary_that_is_not_the_targets_is_refused(engine, size, mode):
     error = Robot(engine).open(mode=mode, temperature=1.0, vocab_size=size).error
     assert f"vocabulary of {size}" in error and "at most 1033" in error

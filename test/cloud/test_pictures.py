@@ -116,6 +116,6 @@ def test_a_closed_engine_holds_no_picture(model):
         robot.observe(reply=reply, **SLOW_PNG)
     assert model.began.acquire(timeout=10)
     assert not engine.close(0.05)  # the picture in progress
-    assert engine.queue() == (0, 0)
+    assert engine.queue() == (1, 0)
     model.may.set()
     assert engine.close(10.0) and len(model.seen) == 1 and engine.sessions == 0

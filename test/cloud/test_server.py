@@ -110,16 +110,19 @@ def test_a_token_file_without_a_token_is_refused(engine, tmp_path, content):
         VerifierServer(engine, VerifierSettings(token_file=str(tmp_path / "none")))
 
 
+def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A self-signed certificate of 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
-    return folder / "certificate.pem", folder / "key.pem"
+    return new_certificate(tmp_path_factory.mktemp("tls"), "tls")
 
 
 def test_tls(engine, model, certificate):
@@ -140,15 +143,6 @@ def test_tls(engine, model, certificate):
 def shown_certificate(url: str) -> str:
     host, port = url.removeprefix("wss://").split(":")
     return ssl.get_server_certificate((host, int(port)))
-
-
-def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
-        f"-addext subjectAltName=IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
-    return folder / f"{name}.pem", folder / f"{name}.key"
 
 
 def until(holds, seconds: float = 60.0) -> bool:
@@ -350,8 +344,7 @@ def test_shutting_down_gives_threads_and_sockets_back(engine, model):
     assert until(lambda: set(threading.enumerate()) <= before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_process_prints_its_address_and_ends_on_a_signal(number):
+def test_the_process_prints_its_address_and_ends_on_a_signal():
     command = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_model.py"), "table:1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -361,7 +354,7 @@ def test_the_process_prints_its_address_and_ends_on_a_signal(number):
             assert len(reply(channel, TableModel(1, ends=False))) == 12
             process.send_signal(signal.SIGHUP)  # it has no certificate to read again, and stays
             assert len(reply(channel, TableModel(1, ends=False))) == 12
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             out, errors = process.communicate(timeout=20)
         assert process.returncode == 0 and out == "" and "Traceback" not in errors
     finally:

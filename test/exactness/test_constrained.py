@@ -29,7 +29,6 @@ from dsd_ros.paths import models_directory
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.codec import encode
 
 LENGTH = 44  # tokens of one byte each, of which an action takes up to 30
 DSD = ReplyForm(*read_grammar("dsd").written, LENGTH)
@@ -108,18 +107,6 @@ def test_every_way_gives_the_constrained_targets_tokens(engine, draft, asked, al
     assert replies(LocalChannel(engine), draft, chosen, asked) == alone(chosen)
 
 
-def test_a_draft_that_does_not_know_the_form_only_costs_time(engine, draft, asked, alone, monkeypatch):
-    def tau() -> float:
-        with EdgeSession(LocalChannel(engine), draft, settings(), form=DSD) as session:
-            found = [session.decode(*one) for one in asked]
-        assert [reply.tokens for reply in found] == alone(settings())
-        return sum(len(reply.tokens) for reply in found) / sum(reply.rounds for reply in found)
-
-    knowing = tau()
-    monkeypatch.setattr(EdgeSession, "_constrain", lambda *_: None)
-    assert knowing > 1.3 * tau()
-
-
 def test_in_one_pass_with_robots_that_are_free(engine, draft, asked, alone):
     ways = [{}, {"mode": "fsd"}, {"mode": "mc-dsd"}, NOISE | {"mode": "coupled"}]
     plans = [(settings(**way), form) for way in ways for form in (DSD, None)]
@@ -191,14 +178,6 @@ def test_refusals_name_the_remedy(engine, draft):
     sentence = "cannot constrain the replies of table-1; set constrain to none"
     with VerifierEngine(TableModel(1)) as mute, pytest.raises(VerifierRefused, match=sentence):
         EdgeSession(LocalChannel(mute), None, settings(mode="ar"), form=DSD).open()
-
-
-def test_without_a_constraint_the_request_is_as_it_was(engine, draft):
-    session = EdgeSession(LocalChannel(engine), draft, settings())
-    with_it = EdgeSession(LocalChannel(engine), draft, settings(), form=DSD)
-    plain, held = (one._request(1, b"") for one in (session, with_it))
-    assert plain.grammar == "" and held.grammar == DSD.text
-    assert len(encode(plain)) < 120 < len(encode(held))
 
 
 SAMPLED = [

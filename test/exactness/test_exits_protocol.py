@@ -133,27 +133,6 @@ class Same(torch.nn.Module):
         return hidden
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(engine, drafter, undisturbed, temperature):
-    """Every round is sent ahead twice: on the assumption that will come true, known beforehand, and on a false one."""
-    known = undisturbed[temperature]
-
-    def ahead(player, prefix, number, tokens, q):
-        if number == ROUNDS:
-            return
-        accepted, following = known[number - 1]
-        for truth in (False, True):
-            assumed = [*prefix, *tokens[:accepted], following if truth else (following + 1) % 256]
-            next_tokens, next_q, _ = player.drafted(assumed, number + 1)
-            player.send(assumed, number + 1, next_tokens, next_q, prefix_digest(assumed))
-
-    player = Player(engine, drafter, temperature, exits=True)
-    # The ordinary drafts that follow are doubles of what was sent ahead.
-    assert verdicts(player.play(ahead)) == known
-    failed = [refusal.round for refusal in player.refusals]
-    assert failed == list(range(2, ROUNDS + 1))
-
-
 @given(seed=st.integers(0, 1 << 30), temperature=st.sampled_from([0.0, 1.0]))
 @profile(max_examples=12)
 def test_whatever_is_sent_ahead_doubled_or_late(engine, drafter, undisturbed, seed, temperature):

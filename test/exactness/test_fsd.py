@@ -18,7 +18,6 @@ from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_SOURCES, DecodeSettings
 from dsd_ros.edge import ahead
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
@@ -178,44 +177,6 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature)
     figures = fsd.as_json()
     assert figures["miss_rate"] == fsd.miss_rate and figures["records"][-1]["source"] == "guess"
     assert figures["peak_memory"] > 1e6 and figures["threads"] >= 2
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, temperature):
-    """A look past a draft that ends when the other workers have done all that they may."""
-    chosen = DecodeSettings(
-        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
-        predraft_budget=4, predraft_workers=4,
-    )  # fmt: skip
-    look_past = ModelDraft.look_past
-    late = []
-
-    def others_are_done() -> bool:
-        """Whether the other workers have begun what they may, and found nothing more to do."""
-        with pool._lock:
-            idle = len(pool._work._waiters) == chosen.predraft_workers - 1
-            return idle and pool._levels[0].outcomes.begun >= chosen.predraft_budget - 1
-
-    def last(self, leaves):
-        deadline = time.monotonic() + 20
-        while not others_are_done():
-            assert time.monotonic() < deadline, "the others have begun less than they may"
-            time.sleep(0.002)
-        late.append(pool._levels[0].outcomes.begun)
-        return look_past(self, leaves)
-
-    monkeypatch.setattr(ModelDraft, "look_past", last)
-    with (
-        VerifierEngine(TARGET) as engine,
-        Unhurried(engine) as channel,
-        EdgeSession(channel, TARGET, chosen) as session,
-    ):
-        channel.session, pool = session, session._decoder.proposer
-        reply = session.decode(IMAGE, "go")
-    assert not reply.worker_error and set(late) == {chosen.predraft_budget - 1}
-    first = 1 if temperature else 3  # greedy it has to learn first that it can trust itself
-    assert len(late) > 3 and all(record.ready for record in reply.records[first:])
-    assert len(reply.records) > first
 
 
 @pytest.mark.parametrize(

@@ -451,58 +451,6 @@ def test_digests_are_those_of_the_example():
     assert ahead.confirmed == len(figures["tokens"])
 
 
-def content(value: Any) -> int:
-    """Bytes of a value without the header that says how long it is; numbers as MessagePack has them."""
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, list):
-        return sum(map(content, value))
-    return len(msgspec.msgpack.encode(value)) if value is not None else 0
-
-
-def sent(frame: msgspec.Struct) -> int:
-    """The bytes of a frame or a message."""
-    return len(encode(message_of(frame)))
-
-
-# As large as the page's "at most" takes them.
-LARGEST = {
-    "session": UINT32, "reply": UINT16, "round": 127, "confirmed": 127, "layer": 127, "stream": 127, "start": 127,
-    "at": 127, "drafted": 64, "accepted": 64, "compute_us": 1_000_000, "confidence": UINT16,
-}  # fmt: skip
-LONGEST = {"resampled": 3, "parents": 64, "assumed": 8}
-
-
-def widest(frame: msgspec.Struct, payload: list[str]) -> msgspec.Struct:
-    """The same with large numbers, and payload so long that its header has its full length."""
-    changes: dict[str, Any] = {}
-    for name in frame.__struct_fields__:
-        value = getattr(frame, name)
-        if name in payload and isinstance(value, bytes) and value:
-            changes[name] = b"\x01" * LONGEST.get(name, (1 << 16) + 1)
-            if name == "tokens":
-                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * m.MAX_DRAFT)
-        elif name in LARGEST and value is not None:
-            changes[name] = LARGEST[name]
-    return msgspec.structs.replace(frame, **changes)
-
-
-def test_overheads_are_those_of_the_table():
-    rows = table("## Sizes")
-    assert rows
-    for name, fields, total, overhead, most in rows:
-        frame = EXAMPLES[name].frame
-        payload = [field.strip("`") for field in fields.split(", ")]
-
-        def over(frame: msgspec.Struct, payload: list[str] = payload) -> int:
-            return sent(frame) - sum(content(getattr(frame, f)) for f in payload)
-
-        measured = sent(frame), over(frame), over(widest(frame, payload))
-        assert (int(total), int(overhead), int(most)) == measured, name
-
-
 def test_tokens_of_a_large_vocabulary_take_what_the_table_says():
     size, gamma, kept = 152_064, 4, 32
     tokens = [size - 1 - i for i in range(gamma + 1)]
@@ -524,16 +472,3 @@ def test_tokens_of_a_large_vocabulary_take_what_the_table_says():
         message = messages[name_]
         with_tag = msgspec.structs.replace(message, tag=bytes(m.TAG_BYTES))
         assert [int(plain), int(tagged)] == [len(encode(message)), len(encode(with_tag))], name_
-
-
-def test_no_message_of_a_round_takes_more_over_its_payload_than_the_page_says():
-    payload = ["tokens", "evidence", "parents", "assumed", "resampled", "accepted", "next"]
-    draft = FRAMES[m.Draft](1, 1, 1, 1, b"\1", evidence=b"?", parents=b"\0", assumed=bytes(8))
-    final = FRAMES[m.Outcome](1, 1, 1, 1, 1, m.MAX_VOCABULARY - 1, 1, confidence=1)
-    rejection = FRAMES[m.Outcome](1, 1, 1, 1, 1, b"?" * 700_000, 1)
-    for frame, says in (
-        (draft, "A Draft takes at most {}"), (final, "a final outcome {}"), (rejection, "a rejection {}"),
-    ):  # fmt: skip
-        frame = widest(frame, payload)
-        over = sent(frame) - sum(content(getattr(frame, name)) for name in payload if hasattr(frame, name))
-        assert says.format(over) in PAGE

@@ -167,8 +167,9 @@ class VerifierEngine:
         return self._sessions.tokens()
 
     def queue(self) -> tuple[int, int]:
-        """How many turns wait, and how many bytes they hold."""
-        return len(self._queue) + len(self._pictures), self._queue.bytes + self._pictures.bytes
+        """How many turns wait, those whose pictures are being seen too, and how many bytes they hold."""
+        turns = len(self._queue) + len(self._pictures) + self._pictures.taken
+        return turns, self._queue.bytes + self._pictures.bytes
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when the engine is closed.
@@ -244,8 +245,8 @@ class VerifierEngine:
         if isinstance(message, DraftTokens) and message.tokens:
             session.draft.take(message)
             return
-        queue, kind, now = self._queue, type(message).__name__, time.perf_counter()
-        put = partial(queue.put, session.id, of=account_of(peer), kind=kind, key=_key(message, peer))
+        kind, now = type(message).__name__, time.perf_counter()
+        put = partial(self._queue.put, session.id, of=account_of(peer), kind=kind, key=_key(message, peer))
         if isinstance(message, DraftTokens):
             taken = put(_Turn(session.id, partial(self._send_again, message, peer)))
         elif isinstance(message, Draft):

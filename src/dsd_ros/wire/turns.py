@@ -212,10 +212,9 @@ class TurnQueue(Generic[T]):
 
         for lanes in accounts.values():
             lanes.sort(key=lambda path: served(path, [path]))
-        first = sorted(accounts, key=lambda account: served(account, accounts[account]))
-        return [
-            path for row in zip_longest(*(accounts[account] for account in first)) for path in row if path is not None
-        ]
+        order = sorted(accounts, key=lambda account: served(account, accounts[account]))
+        rows = zip_longest(*(accounts[account] for account in order))
+        return [path for row in rows for path in row if path is not None]
 
     def _take(self, path: Lane, hold: bool) -> T:
         lane = self._lanes.pop(path)

@@ -490,25 +490,20 @@ class VerifierEngine:
             tokens, reply.reading = reply.reading, 0
             self.metrics.read(session, reply, tokens)
 
-    def _queue_prompt(self, prompt: PendingPrompt) -> None:
-        """Let the rest of a prompt be read in later passes, before the reply's first round."""
-        session = prompt.session
-        turn = _Turn(session.id, partial(self._read_on, session, prompt.reply))
-        of = account_of(session.peer)
-        self._queue.put(session.id, turn, of=of, kind="prompt", joins=Draft.__name__, first=True, bounded=False)
-
     def _queue_again(self, item: Work) -> None:
-        """Let a reply's first round, or step, wait for the rest of the prompt."""
+        """Let the rest of a prompt, and the reply's first round or step, wait for a later pass."""
         session = item.session
-        if isinstance(item, PendingPrompt):
-            self._queue_prompt(item)
-        elif session.streams:
+        if isinstance(item, PendingRound) and session.streams:
             self._queue_step(session, item.reply)
+            return
+        put = partial(self._queue.put, session.id, of=account_of(session.peer), first=True, bounded=False)
+        if isinstance(item, PendingPrompt):
+            turn = _Turn(session.id, partial(self._read_on, session, item.reply))
+            put(turn, kind="prompt", joins=Draft.__name__)
         else:
-            draft, kind = item.draft, Draft.__name__
+            draft = item.draft
             turn = _Turn(session.id, partial(self._verify, draft, session.peer))
-            of, key, weight = account_of(session.peer), _key(draft, session.peer), _weight(draft)
-            self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
+            put(turn, kind=Draft.__name__, key=_key(draft, session.peer), weight=_weight(draft))
 
     # -------------------------------------------------------------------------- worker: mode stream
 

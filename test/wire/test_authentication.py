@@ -19,8 +19,6 @@ from wire_samples import SAMPLES
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
@@ -28,7 +26,6 @@ from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import REMEMBERED, AuthenticatedChannel, SessionKey, Token
 from dsd_ros.wire.channel import LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import decode, encode
-from dsd_ros.wire.websocket import WebsocketChannel
 
 TOKEN = "a-token-that-nobody-else-has"
 TARGET, DRAFT = TableModel(1, ends=False), TableModel(1, ends=False, noise=0.5)
@@ -321,25 +318,6 @@ def test_a_verifier_that_was_restarted_says_so_with_proof(rig, settings):
     denial = next(one for one in rig.stranger.down if isinstance(one, m.Refusal) and one.code == "unknown-session")
     assert Token(TOKEN).denies(denial, next(one.tag for one in rig.stranger.up if one.tag[:4] == denial.tag[:4]))
     assert not any(Token(TOKEN).denies(msgspec.structs.replace(denial, session=8), one.tag) for one in rig.stranger.up)
-
-
-def test_a_websocket_carries_no_tags(tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
-    heard: list[m.Message] = []
-    with (
-        VerifierEngine(TARGET) as engine,
-        VerifierServer(engine, VerifierSettings(port=0, token_file=str(tmp_path / "token"))) as server,
-        WebsocketChannel(server.url, TOKEN) as channel,
-    ):
-        stranger = Stranger(channel)
-        with EdgeSession(stranger, DRAFT, DecodeSettings(max_tokens=24)) as session:
-            replies = [session.decode(IMAGE, "go").tokens]
-            session.reconnect()
-            replies.append(session.decode(IMAGE, "go").tokens)
-            assert engine.sessions == 1
-        heard = [*stranger.up, *stranger.down]
-    assert replies == undisturbed({})
-    assert len(heard) > 10 and not any(one.tag or getattr(one, "nonce", b"") for one in heard)
 
 
 def test_another_verifier_that_does_not_know_the_session_ends_nothing(rig):

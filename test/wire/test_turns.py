@@ -166,14 +166,6 @@ def test_many_sessions_give_no_larger_share_and_a_step_takes_one_of_each_account
     assert first == ["x/1", "y/1", "z/1"]
 
 
-def test_waiting_gives_no_credit():
-    rotation = Rotation("a")
-    rotation.steps(100)
-    rotation.paths.append("b")
-    rotation.steps(100)
-    assert rotation.counts["b"] == 50
-
-
 def test_eager_turns_go_first_and_the_others_a_step_later():
     rotation = Rotation("a", "b", "c", "d", eager=["c", "d"])
     assert rotation.steps(3, limit=2) == [["c", "d"], ["a", "b"], ["c", "d"]]

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from by_hand import IMAGE, Robot
 from by_reference import reply_alone
-from hypothesis import given, settings as profile, strategies as st
+from hypothesis import Phase, given, settings as profile, strategies as st
 from stepped import Stepped
 from table_model import TableModel
 from worded_table import FORM, WordedTable, constrained_alone
@@ -188,7 +188,7 @@ ACTIONS = st.lists(
 
 
 @given(st.sampled_from([*ROBOTS]), ACTIONS, st.integers(0, 1 << 30), st.integers(1, 3))
-@profile(max_examples=60)
+@profile(max_examples=60, phases=[Phase.reuse, Phase.generate])  # a shorter example of a failure takes minutes
 def test_whatever_robots_invent_they_hear_the_targets_own_reply(kind, actions, seed, count):
     target = Stepped(WordedTable(2) if kind == "constrained" else TARGET)
     with VerifierEngine(target, EngineSettings(max_batch=2)) as engine:

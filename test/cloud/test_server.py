@@ -129,8 +129,11 @@ def test_tls(engine, model, certificate):
     settings = VerifierSettings(port=0, certificate=str(certificate[0]), key=str(certificate[1]))
     with VerifierServer(engine, settings) as server:
         assert server.url.startswith("wss://")
-        with WebsocketChannel(server.url, ca_file=certificate[0]) as channel:
+        with WebsocketChannel(server.url, ca_file=certificate[0], keepalive_s=60.0) as channel:
             assert len(reply(channel, model)) == 12
+            began = time.monotonic()
+            assert len(reply(channel, model, "stream")) == 12
+            assert time.monotonic() - began < 4.0  # nothing waits for a ping or for being asked again
         with WebsocketChannel(server.url) as channel, pytest.raises(LinkRefused, match="not trusted"):
             channel.reconnect()
         with (

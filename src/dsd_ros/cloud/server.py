@@ -156,7 +156,7 @@ class VerifierServer:
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
                 max_queue=4,
-                write_limit=0,
+                write_limit=1,  # at 0, asyncio's TLS pauses each write until something comes in
                 open_timeout=OPEN_TIMEOUT_S,
                 close_timeout=CLOSE_TIMEOUT_S,
                 ping_interval=10,

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from table_model import TableModel
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from dsd_ros.cloud.connections import RobotConnection
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.codec import decode, encode
-from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, SessionReply, SessionRequest
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, SessionReply, SessionRequest, VerifiedTokens
 from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
@@ -81,10 +83,7 @@ def test_connections_are_bounded_by_the_sessions(engine):
         links = [connect(server.url, proxy=None) for _ in range(2)]
         with pytest.raises(InvalidStatus) as caught:
             connect(server.url, proxy=None)
-        assert (
-            caught.value.response.status_code == 503
-            and b"raise the verifier's max_sessions" in caught.value.response.body
-        )
+        assert caught.value.response.status_code == 503 and b"its 1 sessions" in caught.value.response.body
         assert refused(engine, "full") == 1
         for link in links:
             link.close()
@@ -92,6 +91,21 @@ def test_connections_are_bounded_by_the_sessions(engine):
         while server._served and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(replies(server.url)[0]) == 12
+
+
+def test_connections_of_robots_with_names_are_bounded_in_all_too(engine, tmp_path):
+    """Not at the robot's own limit, so nothing is counted against it."""
+    (tmp_path / "tokens").write_text("go2-01: first\ngo2-02: second\n")
+    with served(engine, max_sessions=1, tokens_file=str(tmp_path / "tokens")) as server, ExitStack() as stack:
+        shown = [{"Authorization": f"Bearer {token}"} for token in ("first", "second")]
+        for headers in shown:
+            stack.enter_context(connect(server.url, additional_headers=headers, proxy=None))
+        with pytest.raises(InvalidStatus) as caught:
+            connect(server.url, additional_headers=shown[1], proxy=None)
+        assert caught.value.response.status_code == 503 and b"its 1 sessions" in caught.value.response.body
+        assert refused(engine, "full") == 1
+        count = engine.metrics.registry.get_sample_value("dsd_verifier_robot_refusals_total", {"robot": "go2-02"})
+        assert count == 0
 
 
 def test_a_stranger_without_the_token_is_refused_before_its_first_frame(engine, tmp_path):
@@ -138,3 +152,13 @@ def test_a_flood_of_tiny_messages_leaves_others_their_turns(engine):
         thread.join(10)
         robot.socket.close()
     assert took < 5 + 10 * alone
+
+
+def test_a_stream_that_goes_on_over_a_new_link_is_a_reply_in_progress():
+    connection = RobotConnection.__new__(RobotConnection)
+    connection._replies = set()
+    assert connection.between_replies(60.0)
+    connection.carried(VerifiedTokens(1, 1, 5, [3]), {7})
+    assert not connection.between_replies(60.0)
+    connection.carried(VerifiedTokens(1, 1, 6, [7], ended=True), {7})
+    assert connection.between_replies(60.0)

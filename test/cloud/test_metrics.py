@@ -270,6 +270,21 @@ def ask(url: str, data: bytes) -> bytes:
         return said
 
 
+def test_probes_are_answered_beside_the_metrics():
+    said = [""]
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        MetricsServer(engine.metrics.registry, ANY, lambda: said[0]) as server,
+    ):
+        for path in (b"healthz", b"readyz"):
+            assert ask(server.url, b"GET /%s HTTP/1.1\r\n\r\n" % path).endswith(b"\r\n\r\nok\n")
+        said[0] = "no room"
+        assert b" 200 OK" in ask(server.url, b"GET /healthz HTTP/1.1\r\n\r\n")
+        unready = ask(server.url, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert b" 503 " in unready and unready.endswith(b"\r\n\r\nno room\n")
+        assert scrape(server.url)
+
+
 def test_closing_gives_thread_and_socket_back():
     with VerifierEngine(TableModel(1)) as engine:
         before = set(threading.enumerate())

@@ -110,10 +110,7 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
         third = stack.enter_context(robot(server.url, "new-02"))
         with pytest.raises(VerifierRefused, match="go2-02 already holds its 1 sessions.*'sessions'.*tokens file"):
             session(third).open()
-        with (
-            robot(server.url, "new-02") as fourth,
-            pytest.raises(LinkClosed, match="already has its 2 conn.*'sessions'"),
-        ):
+        with robot(server.url, "new-02") as fourth, pytest.raises(LinkClosed, match="go2-02 already has its 2 conn"):
             session(fourth).open()
         with robot(server.url, "newer") as other, pytest.raises(LinkRefused, match="refused the token"):
             session(other).open()

@@ -45,6 +45,17 @@ def test_the_verifiers_options_exist_and_protect(options):
     assert ours.tokens_file and ours.certificate and ours.key and not ours.allow_unauthenticated
 
 
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+def test_a_verifier_has_the_time_that_it_drains():
+    for service in VERIFIERS.values():
+        assert seconds(service["stop_grace_period"]) > settings(service["command"])[0].drain_s
+    before = float(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert POD["terminationGracePeriodSeconds"] > before + settings(CONTAINER["args"])[0].drain_s
+
+
 def test_compose_gives_each_verifier_its_gpu_and_the_secrets_that_it_names():
     devices = []
     for service in VERIFIERS.values():
@@ -68,12 +79,12 @@ def test_the_balancer_is_layer_4_with_least_connections_and_knows_every_verifier
     (bind,) = [line[1] for line in PROXY if line[:1] == ["bind"]]
     assert COMPOSE["services"]["balancer"]["ports"] == [f"{bind[1:]}:{bind[1:]}"]
     (check,) = [line for line in PROXY if line[:1] == ["default-server"]]
-    assert check[1:5] == ["check", "check-ssl", "verify", "none"]  # at the robots' port, which speaks TLS
+    assert check[check.index("port") + 1] == str(settings(next(iter(VERIFIERS.values()))["command"])[0].metrics_port)
     send = ["http-check", "send", "meth", "GET", "uri", "/readyz", "ver", "HTTP/1.1", "hdr", "Host", "verifier"]
     assert ["option", "httpchk"] in PROXY and send in PROXY  # the verifier does not speak HTTP/1.0, HAProxy's default
     assert "on-marked-down" not in [word for line in PROXY for word in line]  # a full verifier keeps its robots
     # Silence that a robot's and a verifier's pings cannot break is shorter than the proxy's.
-    timeouts = {line[1]: float(line[2].removesuffix("s")) for line in PROXY if line[:1] == ["timeout"]}
+    timeouts = {line[1]: seconds(line[2]) for line in PROXY if line[:1] == ["timeout"]}
     assert timeouts["client"] == timeouts["server"] >= 30
 
 
@@ -113,9 +124,9 @@ def test_the_manifests_name_what_is_there():
 
 def test_probes_ask_what_the_verifier_answers():
     asked = {name: CONTAINER[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
-    assert {(probe["port"], probe["scheme"]) for probe in asked.values()} == {("robots", "HTTPS")}
+    assert {probe["port"] for probe in asked.values()} == {"metrics"}
     assert asked["readiness"]["path"] == "/readyz"
-    # A full verifier is alive: liveness must not ask whether it takes robots.
+    # A full or draining verifier is alive: liveness must not ask whether it takes robots.
     assert asked["startup"]["path"] == asked["liveness"]["path"] == "/healthz"
     startup = CONTAINER["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 300  # a large model is read

@@ -32,7 +32,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full")
+REFUSED_CONNECTIONS = ("token", "full", "draining")
 SESSION_LIMITS = ("total", "robot")
 DROPPED = ("missing", "forged", "replayed")  # a message's tag, over DDS
 
@@ -86,6 +86,7 @@ class Metrics:
         self._over = self._counters("sessions_over_limit_total", over, "reason", SESSION_LIMITS)
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
         self.connected = self._gauge("connections", "Robots' connections.").inc
+        self.moved = self._counter("connections_moved_total", "Connections closed so that their robots move on.").inc
         self._robot_sessions = self._gauge("robot_sessions", "Sessions held, by the robot's name.", "robot")
         self._robot_rounds = self._counter("robot_rounds_total", "Passes and rounds, by the robot's name.", "robot")
         over = "Connections and sessions refused at a robot's own limit, by its name."
@@ -199,7 +200,7 @@ class Metrics:
                 family.labels(name)
 
     def refused(self, reason: str, robot: str = "") -> None:
-        """A connection was refused, for one of REFUSED_CONNECTIONS."""
+        """A connection was refused, for one of REFUSED_CONNECTIONS; ``robot``: at its own limit."""
         self.refused_connections[reason].inc()
         if robot:
             self._robot_refused.labels(robot).inc()

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier's metrics over plain HTTP on a port of their own, and why a server cannot listen."""
+"""The verifier's metrics, and whether it lives and has room, over plain HTTP on a port of their own.
+
+The metrics' answers are prometheus_client's; ``/healthz`` and ``/readyz`` are for what restarts and balances verifiers.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
 from dsd_ros.cloud.settings import MetricsSettings, is_loopback
 
@@ -38,9 +42,11 @@ class MetricsServer:
         print(server.url)
     """
 
-    def __init__(self, registry: CollectorRegistry, settings: MetricsSettings) -> None:
-        """Port 0 takes any free port."""
-        self._registry = registry
+    def __init__(
+        self, registry: CollectorRegistry, settings: MetricsSettings, unready: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Port 0 takes any free port. ``unready``: why the service takes no new client now; empty: it does."""
+        self._registry, self._metrics, self._unready = registry, make_wsgi_app(registry), unready
         self._host, self._port = settings.metrics_host, settings.metrics_port
         self._server: WSGIServer | None = None
         self.url = ""
@@ -51,6 +57,7 @@ class MetricsServer:
             self._server, _ = start_http_server(self._port, self._host, self._registry)
         except OSError as error:
             raise listen_error(f"metrics port {self._port} on {self._host}", "none", error) from error
+        self._server.set_app(self._answer)
         host, port = self._server.server_address[:2]
         self.url = f"http://[{host!s}]:{port}/metrics" if ":" in str(host) else f"http://{host!s}:{port}/metrics"
         if not is_loopback(self._host):
@@ -70,3 +77,13 @@ class MetricsServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path not in ("/healthz", "/readyz"):
+            answer: Iterable[bytes] = self._metrics(environ, start_response)
+            return answer
+        sentence = self._unready() if path == "/readyz" else ""
+        status = "503 Service Unavailable" if sentence else "200 OK"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{sentence or 'ok'}\n".encode()]

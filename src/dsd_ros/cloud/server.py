@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,14 +26,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from dsd_ros.cloud.credentials import Certificate, TokenHolder, Tokens
+from dsd_ros.cloud.connections import RobotConnection
+from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import MetricsServer, ServerError, listen_error
 from dsd_ros.cloud.rounds import Answer
 from dsd_ros.cloud.sessions import full
 from dsd_ros.cloud.settings import VerifierSettings, is_loopback
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode, SessionReply
+from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Observation, Refusal, RefusalCode, SessionReply
 from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION, Outbox
 from dsd_ros.wire.turns import RobotLink
 
@@ -50,7 +52,10 @@ MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
 CLOSE_TIMEOUT_S = 0.4
+QUIET_S = 5.0  # without a message, a robot is between two replies; one that waits sends again sooner
+_LOOK_S = 0.2  # how often a draining verifier looks for connections between two replies
 _MOST_REASON = 120  # characters of a close frame's sentence
+_SHUTTING_DOWN = "the verifier is shutting down"
 _BUSY_LINK_POLL_S = 0.002
 
 
@@ -70,17 +75,6 @@ class Served(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class RobotConnection(ServerConnection):
-    """A robot's websocket, and whose token it shows."""
-
-    holder: TokenHolder | None = None
-
-    @property
-    def robot(self) -> str:
-        """The robot's name, where each has a token of its own."""
-        return self.holder.name if self.holder is not None else ""
-
-
 class VerifierServer:
     """Serves an engine to robots, on a thread and an event loop of its own. The engine stays the caller's.
 
@@ -94,6 +88,7 @@ class VerifierServer:
         self._settings = settings
         self._tokens = Tokens.of(settings.token_file, settings.tokens_file)
         self._certificate = Certificate(settings.certificate, settings.key) if settings.certificate else None
+        self._ends = engine.model.eos_token_ids
         self._full = full(settings)
         self.url = ""
         self._server: Server | None = None
@@ -103,6 +98,7 @@ class VerifierServer:
         self._failure: Exception | None = None
         self._links: weakref.WeakSet[RobotConnection] = weakref.WeakSet()  # connections, those in their opening too
         self._served: set[RobotConnection] = set()  # connections of robots
+        self._draining = False
         self._closing: set[asyncio.Task[None]] = set()
         self._name_robots()
 
@@ -208,6 +204,30 @@ class VerifierServer:
         if self._tokens is not None:
             self._engine.metrics.name_robots(self._tokens.names)
 
+    def drain(self, seconds: float, stop: threading.Event | None = None) -> None:
+        """Take no more robots, send each elsewhere after its reply, and return when none is left.
+
+        At the latest after ``seconds``, or when ``stop`` is set. Robots in the middle of a reply go on at another
+        verifier. From another thread than the server's.
+        """
+        server = self._server
+        if server is None or seconds <= 0:
+            return
+        self._draining = True
+        self._in_loop(server.server.close)  # accepts no more; open connections stay
+        until, stop = time.monotonic() + seconds, stop or threading.Event()
+        while self._served and time.monotonic() < until and not stop.wait(_LOOK_S):
+            self._in_loop(self._move_idle)
+
+    def _move_idle(self) -> None:
+        for connection in list(self._served):
+            if connection.between_replies(QUIET_S):
+                self._move(connection)
+
+    def _move(self, connection: RobotConnection) -> None:
+        self._engine.metrics.moved()
+        self._end(connection, CloseCode.SERVICE_RESTART, _SHUTTING_DOWN)
+
     def _end(self, connection: RobotConnection, code: int, reason: str) -> None:
         """Close a robot's connection, whose link is down from now on."""
         self._served.discard(connection)
@@ -220,7 +240,7 @@ class VerifierServer:
         assert isinstance(connection, RobotConnection)
         path, metrics = request.path.partition("?")[0], self._engine.metrics
         if path in ("/healthz", "/readyz"):
-            sentence = "" if path == "/healthz" or self._engine.has_room() else self._full
+            sentence = self.unready() if path == "/readyz" else ""
             status = http.HTTPStatus.SERVICE_UNAVAILABLE if sentence else http.HTTPStatus.OK
             return connection.respond(status, f"{sentence or 'ok'}\n")
         if self._tokens is not None:
@@ -229,13 +249,22 @@ class VerifierServer:
                 metrics.refused("token")
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
         # As many again as sessions: of those that a robot has left, and has not closed.
-        most = 2 * self._most_sessions(connection)
-        if sum(other.robot == connection.robot for other in self._served) < most:
+        robot, most = connection.robot, 2 * self._most_sessions(connection)
+        if self._draining:
+            sentence = _SHUTTING_DOWN
+            metrics.refused("draining")
+        elif len(self._served) >= 2 * self._settings.max_sessions:
+            sentence = self._full
+            metrics.refused("full")
+        elif robot and sum(other.robot == robot for other in self._served) >= most:
+            sentence = (
+                f"the robot {robot} already has its {most} connections, two a session; close some, or raise its "
+                "'sessions' in the verifier's tokens file"
+            )
+            metrics.refused("full", robot)
+        else:
             return None
-        metrics.refused("full", connection.robot)
-        limit = "its 'sessions' in the verifier's tokens file" if connection.robot else "the verifier's max_sessions"
-        sentence = f"this token already has its {most} connections, two a session; close some, or raise {limit}\n"
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, sentence)
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
 
     def _most_sessions(self, connection: RobotConnection) -> int:
         """Sessions that a robot may hold. Where robots have no names, all of them share one token."""
@@ -243,6 +272,12 @@ class VerifierServer:
         if holder is None or not holder.name:
             return settings.max_sessions
         return holder.sessions or settings.sessions_per_robot
+
+    def unready(self) -> str:
+        """Why this verifier takes no new robot now, in one sentence; empty: it does."""
+        if self._draining:
+            return _SHUTTING_DOWN
+        return "" if self._engine.has_room() else self._full
 
     async def _handle(self, connection: RobotConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
@@ -297,8 +332,12 @@ class VerifierServer:
                 metrics.sending(refusal)
                 answer(refusal)
                 continue
+            if self._draining and isinstance(message, Observation) and connection.between_replies(QUIET_S):
+                self._move(connection)
+                return
+            connection.carried(message, self._ends)
             if not self._engine.submit(message, answer, peer):
-                await connection.close(CloseCode.GOING_AWAY, "the verifier is shutting down")
+                await connection.close(CloseCode.GOING_AWAY, _SHUTTING_DOWN)
                 return
 
     async def _send(self, connection: RobotConnection, outbox: Outbox, ready: asyncio.Event) -> None:
@@ -319,6 +358,7 @@ class VerifierServer:
                 if message is not None:
                     frame = encode(message)
                     await connection.send(frame)
+                    connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -330,18 +370,24 @@ class VerifierServer:
 def run_verifier(engine: Served, settings: VerifierSettings) -> None:
     """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
-    Robots in the middle of a reply go on at another verifier, or at this one's successor. SIGHUP has certificate and
-    tokens read again. ServerError or ValueError when the settings cannot be served; ServerError when the engine fails
-    for good, so that whoever started the process starts it again.
+    SIGTERM drains the server first, as ``drain_s`` says; another signal ends that. SIGHUP has certificate and tokens
+    read again. ServerError or ValueError when the settings cannot be served; ServerError when the engine fails for
+    good, so that whoever started the process starts it again.
     """
-    asked = threading.Event()
+    asked, at_once = threading.Event(), threading.Event()
+
+    def end(number: int, _: object) -> None:
+        if asked.is_set() or number == signal.SIGINT:
+            at_once.set()
+        asked.set()
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine)
         server = stack.enter_context(VerifierServer(engine, settings))
-        metrics = MetricsServer(engine.metrics.registry, settings)
+        metrics = MetricsServer(engine.metrics.registry, settings, server.unready)
         if settings.metrics_port:
             stack.enter_context(metrics)
-        before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: server.reload())
         try:
             print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
@@ -350,6 +396,7 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
             while not asked.wait(ENGINE_POLL_S):
                 if not engine.alive:
                     raise ServerError("the verifier's engine has failed; start the verifier again, and see its log")
+            server.drain(settings.drain_s, at_once)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -135,6 +135,13 @@ class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
     allow_unauthenticated: bool = option(False, "do without tokens where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
     key: str = option("", "TLS private key, PEM")
+    drain_s: float = option(
+        5.0,
+        "after SIGTERM, how long robots may finish their replies before they are sent elsewhere, s; 0: stop at once",
+        0.0,
+        3600.0,
+        allowed="0 (stop at once) to 3600 seconds",
+    )
 
     def __post_init__(self) -> None:
         MetricsSettings.__post_init__(self)  # and with it every bound

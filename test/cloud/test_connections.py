@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -90,6 +91,21 @@ def test_connections_are_bounded_by_the_sessions(engine):
         while server._served and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(replies(server.url)[0]) == 12
+
+
+def test_connections_of_robots_with_names_are_bounded_in_all_too(engine, tmp_path):
+    """Not at the robot's own limit, so nothing is counted against it."""
+    (tmp_path / "tokens").write_text("go2-01: first\ngo2-02: second\n")
+    with served(engine, max_sessions=1, tokens_file=str(tmp_path / "tokens")) as server, ExitStack() as stack:
+        shown = [{"Authorization": f"Bearer {token}"} for token in ("first", "second")]
+        for headers in shown:
+            stack.enter_context(connect(server.url, additional_headers=headers, proxy=None))
+        with pytest.raises(InvalidStatus) as caught:
+            connect(server.url, additional_headers=shown[1], proxy=None)
+        assert caught.value.response.status_code == 503 and b"its 1 sessions" in caught.value.response.body
+        assert refused(engine, "full") == 1
+        count = engine.metrics.registry.get_sample_value("dsd_verifier_robot_refusals_total", {"robot": "go2-02"})
+        assert count == 0
 
 
 def test_a_stranger_without_the_token_is_refused_before_its_first_frame(engine, tmp_path):

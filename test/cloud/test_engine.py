@@ -4,19 +4,15 @@ from __future__ import annotations
 import threading
 import time
 
-import numpy as np
 import pytest
-import torch
 from by_hand import IMAGE, Robot
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.vlm.errors import PromptError
-from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode
-from dsd_ros.wire.pictures import encode_picture
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, RefusalCode
 
 
 @pytest.fixture
@@ -49,16 +45,6 @@ def test_the_session_reply_describes_the_target(engine, model):
     reply = Robot(engine).open()
     assert (reply.error, reply.target_name, reply.vocab_size) == ("", "table-1", 8)
     assert reply.eos_token_ids == [7] and reply.session > 0 and len(reply.ticket) == 16
-
-
-def test_a_draft_is_accepted_up_to_its_first_error(robot, model):
-    said = greedy(model, 4)
-    robot.draft(1, 0, [said[0], said[1], (said[2] + 1) % 7, 0])
-    outcome = robot.get()
-    assert (outcome.round, outcome.accepted, outcome.next_token) == (1, 2, said[2])
-    assert outcome.is_final and 0 < outcome.confidence <= 1 and outcome.compute_us > 0
-    robot.draft(2, 3)
-    assert robot.get().next_token == said[3]
 
 
 def test_duplicates_are_answered_alike_and_change_nothing(robot, model):
@@ -96,49 +82,6 @@ def test_a_draft_before_its_observation_is_refused(robot):
     robot.draft(reply=5)
     refusal = robot.get()
     assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.NO_OBSERVATION, 5, 1)
-
-
-class Slow(TableModel):
-    """Takes its time, so that a test can get a word in."""
-
-    seconds = 0.01
-
-    def forward_tokens(self, *arguments):
-        time.sleep(self.seconds)
-        return super().forward_tokens(*arguments)
-
-
-def test_rounds_take_turns_with_a_stream():
-    with VerifierEngine(Slow(1, ends=False)) as engine:
-        long, short = Robot(engine), Robot(engine)
-        long.open(mode="stream", max_tokens=300)
-        short.open()
-        for robot in (long, short):
-            robot.observe()
-        long.get()
-        for number in range(1, 6):
-            short.draft(number, number - 1)
-            assert short.get().round == number
-        # Each of the short one's rounds waited for one of the other's steps at most, not for all.
-        assert long.inbox.qsize() < 100
-
-
-def test_interleaved_sessions_do_not_mix(model, engine):
-    robots = [Robot(engine) for _ in range(3)]
-    for number, robot in enumerate(robots):
-        robot.open()
-        image = np.full((2, 2, 3), number, np.uint8)
-        robot.observe(image=encode_picture(image))
-    said = {robot: [] for robot in robots}
-    for number in range(1, 9):
-        for robot in robots:
-            robot.draft(number, len(said[robot]))
-            said[robot].append(robot.get().next_token)
-    for number, robot in enumerate(robots):
-        sequence = model.prefill(np.full((2, 2, 3), number, np.uint8), "go")
-        for token in said[robot]:
-            assert token == int(sequence.next_logits().argmax())
-            sequence.append([token])
 
 
 @pytest.mark.parametrize(
@@ -191,18 +134,6 @@ def test_a_session_is_resumed_by_another_peer_and_only_then_its(robot, engine, m
     assert again.get().round == 3
 
 
-def test_sessions_are_bounded_and_the_absent_make_room(model):
-    with VerifierEngine(model, EngineSettings(max_sessions=2)) as engine:
-        first, second, third = Robot(engine), Robot(engine), Robot(engine)
-        first.open()
-        second.open()
-        error = third.open().error
-        assert "2 sessions" in error and "max_sessions" in error
-        engine.disconnect(first.peer)
-        assert third.open().error == ""
-        assert engine.sessions == 2
-
-
 def test_unused_sessions_expire(model):
     now = [0.0]
     with VerifierEngine(model, EngineSettings(session_expiry_s=10), lambda: now[0]) as engine:
@@ -215,69 +146,6 @@ def test_unused_sessions_expire(model):
         assert engine.sessions == 0
         robot.observe()
         assert robot.get().code == RefusalCode.UNKNOWN_SESSION
-
-
-UNIFORM = torch.full((1, 8), 1 / 8)
-
-
-@pytest.mark.parametrize(
-    "distributions",
-    [
-        b"",
-        bytes(31),
-        bytes(64),
-        pack_distributions(UNIFORM * float("nan")),
-        pack_distributions(UNIFORM * 1.1),
-        pack_distributions(torch.tensor([[-0.5, 1.5, 0, 0, 0, 0, 0, 0]])),
-        pack_distributions(torch.tensor([[1.0, 0, 0, 0, 0, 0, 0, 0]])),  # not where the token comes from
-    ],
-)  # fmt: skip
-def test_bad_distributions_are_refused_and_change_nothing(engine, distributions):
-    robot = Robot(engine)
-    robot.open(temperature=1.0)
-    robot.observe()
-    robot.draft(1, 0, [3], evidence=distributions)
-    assert robot.get().code == RefusalCode.BAD_DISTRIBUTION
-    robot.draft(1, 0, [3], evidence=pack_distributions(UNIFORM))
-    assert isinstance(robot.get(), Outcome)
-
-
-def test_ids_beyond_the_targets_vocabulary_are_rejected(engine, robot):
-    robot.draft(1, 0, [900_000, 8])
-    assert robot.get().accepted == 0
-    sampling = Robot(engine)
-    sampling.open(temperature=1.0, vocab_size=11)
-    sampling.observe()
-    q = torch.zeros(2, 11)
-    q[:, 10] = 1
-    sampling.draft(1, 0, [10, 10], evidence=pack_distributions(q))
-    outcome = sampling.get()
-    assert outcome.accepted == 0 and outcome.next_token < 8
-
-
-def test_the_end_of_the_context_is_the_same_for_every_draft():
-    model = TableModel(1, ends=False, max_length=10)
-    said = greedy(TableModel(1, ends=False), 12)
-    with VerifierEngine(model) as engine:
-        tokens = {}
-        for gamma in (0, 3, 6):
-            robot = Robot(engine)
-            robot.open()
-            robot.observe()
-            got: list[int] = []
-            number = 0
-            while True:
-                number += 1
-                draft = said[len(got) : len(got) + gamma]
-                robot.draft(number, len(got), draft)
-                answer = robot.get()
-                if isinstance(answer, Refusal):
-                    assert answer.code == RefusalCode.MODEL_ERROR and "10 tokens" in answer.sentence
-                    break
-                got += [*draft[: answer.accepted], answer.next_token]
-            tokens[gamma] = got
-    assert tokens[0] == tokens[3] == tokens[6] == said[: len(tokens[0])]
-    assert len(tokens[0]) == 9
 
 
 @pytest.mark.parametrize("changes", [{"image": b"nothing"}, {"height": 3}, {"encoding": "jpeg"}, {"encoding": "rgb8"}])

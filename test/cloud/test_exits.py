@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Robot
-from table_model import TableModel
 from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine
@@ -129,15 +128,6 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert again.open(resume=robot.ticket, **asked).exit_layers == speak
 
 
-def test_a_model_without_adapters_answers_with_none():
-    with VerifierEngine(TableModel(1, ends=False)) as engine:
-        robot = Robot(engine)
-        assert robot.open(exits=True, exit_layers=[1]).exit_layers == []
-        robot.observe()
-        robot.draft(1, 0, [1])
-        assert robot.final(1)[1] == []
-
-
 def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):
     with VerifierEngine(model, EVERY_EXIT) as engine:
         robot = Robot(engine)
@@ -222,30 +212,6 @@ def test_exits_take_no_more_than_their_share(share, ran):
         hook(index, [torch.zeros(1, 8)])
     assert hook._ran == ran
     assert hook._spent - 1.0 <= share * clock.now
-
-
-@pytest.mark.parametrize(("share", "heard"), [(0.5, [1, 2]), (1.0, [1, 2, 3, 4])])
-def test_after_an_exit_that_is_sure_none_is_asked_unless_all_are_to_speak(share, heard):
-    said, asked, clock = [], [], Clock()
-    rows = [peaked(1, 0.5), peaked(2, 9.0), peaked(3, 9.0), peaked(0, 9.0)]
-    hook = listener(rows, said, clock, cost=0.1, share=share)
-    logits = hook._exits.logits
-    hook._exits.logits = lambda model, layer, hidden: asked.append(layer) or logits(model, layer, hidden)
-    for index in range(5):
-        clock.now += 1.0
-        hook(index, [torch.zeros(1, 8)])
-    assert asked == heard and [layer for _, layer, _ in said] == heard
-
-
-@pytest.mark.parametrize(("cost", "share", "ran"), [(2.5, 0.99, 8), (2.5, 1.0, 10), (0.5, 0.99, 10)])
-def test_an_exit_that_the_final_outcome_would_overtake_is_not_asked(cost, share, ran):
-    """A layer takes 1: with a cost of 2.5 the exit after layer 9 of 11 would delay the final outcome for nothing."""
-    clock = Clock()
-    hook = listener([peaked(0, 0.5)] * 10, [], clock, cost=cost, share=share)
-    for index in range(11):
-        clock.now += 1.0
-        hook(index, [torch.zeros(1, 8)])
-    assert hook._ran == ran
 
 
 def test_an_exit_that_fails_is_logged_once_and_the_others_keep_silent(caplog):

@@ -37,16 +37,6 @@ def first_tokens(model, *history: tuple[int, str]) -> int:
     return int(model.prefill(IMAGE, "go", steps).next_logits().argmax())
 
 
-def test_the_reply_is_about_the_earlier_steps_too(robot, model):
-    steps = [(value, "x" * length) for value, length in [(3, 1), (5, 2), (2, 7), (6, 4)]]
-    said = {first_tokens(model, *steps[:count]) for count in range(5)}
-    assert len(said) > 1
-    for count in range(5):
-        robot.observe(count + 1, history=[past(*step) for step in steps[:count]])
-        robot.draft(reply=count + 1)
-        assert robot.get().next_token == first_tokens(model, *steps[:count])
-
-
 def test_a_picture_of_the_reply_before_need_not_be_sent_again(robot, model):
     robot.observe(1)
     robot.draft()

@@ -28,8 +28,7 @@ def engine():
         yield engine
 
 
-@pytest.mark.parametrize("size", [1100, 1 << 20, 1 << 28, (1 << 32) - 1])
-@pytest.mark.parametrize("mode", ["tslt", "dsd", "dssd", "ar"])
+@pytest.mark.parametrize(("size", "mode"), [(1100, "tslt"), ((1 << 32) - 1, "ar")])
 def test_a_vocabulary_that_is_not_the_targets_is_refused(engine, size, mode):
     error = Robot(engine).open(mode=mode, temperature=1.0, vocab_size=size).error
     assert f"vocabulary of {size}" in error and "at most 1033" in error
@@ -81,20 +80,6 @@ def test_one_robot_holds_its_share_of_the_sessions_over_all_its_links():
         # Its own sessions without a link make room, and no one else's.
         engine.disconnect(first)
         assert robots[3].open().error == "" and engine.held_sessions() == (3, 1)
-
-
-def test_room_is_made_of_the_robot_that_holds_most():
-    with VerifierEngine(TableModel(1), EngineSettings(max_sessions=4)) as engine:
-        honest, greedy = link("go2-02"), link()
-        robot = Robot(engine, honest)
-        assert robot.open().error == ""
-        engine.disconnect(honest)
-        for _ in range(3):
-            assert Robot(engine, greedy).open().error == ""
-        engine.disconnect(greedy)
-        assert Robot(engine, link("go2-03")).open().error == ""
-        ticket, session = robot.ticket, robot.session
-        assert Robot(engine, link("go2-02")).open(resume=ticket).session == session
 
 
 def test_a_greedy_robot_with_large_pictures_leaves_others_their_turns(engine):

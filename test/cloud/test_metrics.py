@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -20,10 +20,8 @@ from by_hand import Robot
 from prometheus_client.parser import text_string_to_metric_families
 from table_model import TableModel
 from tiny_models import make_tiny_model
-from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-import dsd_ros.cloud.metrics_server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer, ServerError
 from dsd_ros.cloud.server import VerifierServer
@@ -171,21 +169,6 @@ def test_resent_resumed_and_refused_are_counted(served):
     assert of(found, "refusals_total", code="malformed") == 1
 
 
-def test_an_outcome_that_got_lost_is_sent_again_and_counted(served):
-    _engine, robots, operators = served
-    with WebsocketChannel(robots) as channel:
-        channel.reconnect()
-        channel.send(request())
-        session = channel.receive(30).session
-        channel.send(Observation(session, 1, "go", 2, 2, "rgb8", IMAGE.tobytes()))
-        for _ in range(3):
-            channel.send(Draft(session, 1, 1, 0, []))
-            assert channel.receive(30).round == 1
-    found = scrape_until(operators, lambda f: of(f, "outcomes_resent_total") == 2)
-    assert of(found, "outcomes_resent_total") == 2
-    assert of(found, "rounds_total", mode="dsd") == 1
-
-
 def test_expired_and_evicted_sessions_are_counted_apart():
     now = [0.0]
     settings = EngineSettings(max_sessions=1, session_expiry_s=50.0)
@@ -206,25 +189,18 @@ def test_expired_and_evicted_sessions_are_counted_apart():
         assert of(found, "sessions_opened_total", mode="dsd") == 2
 
 
-def test_tokens_held_are_told_apart_by_what_their_session_does(served):
-    engine, robots, operators = served
+def test_tokens_held_are_counted(served):
+    _engine, robots, operators = served
     with WebsocketChannel(robots) as channel:
         channel.reconnect()
         channel.send(request())
         session = channel.receive(30).session
         channel.send(Observation(session, 1, "go", 2, 2, "rgb8", IMAGE.tobytes(), verified=[3, 1], rounds=1))
         channel.send(Draft(session, 1, 2, 2, []))
-        outcome = channel.receive(30)
+        channel.receive(30)
         found = scrape_until(operators, lambda f: of(f, "generation_tokens_total") == 1)
         assert of(found, "prompt_tokens_total") == 2 + 2  # another verifier has generated two
-        assert of(found, "session_tokens", state="decoding") == 5
-        engine.model.eos_token_ids = frozenset({outcome.next_token})
-        found = scrape(operators)
-        assert of(found, "session_tokens", state="idle") == 5
-        assert of(found, "session_tokens", state="decoding") == 0
-    found = scrape_until(operators, lambda f: of(f, "session_tokens", state="link-down") == 5)
-    assert of(found, "session_tokens", state="link-down") == 5
-    assert of(found, "session_tokens", state="idle") == 0
+        assert of(found, "session_tokens") == 5
 
 
 def test_early_outcomes_are_counted_by_layer(tmp_path):
@@ -270,26 +246,9 @@ def test_no_peer_makes_a_series(served):
     assert sum(v for name, v in found.items() if "sessions_opened" in name) == 0
     assert len(found) < 400
     labels = {label for name in found for label in re.findall(r'(\w+)="', name)}
-    assert labels == {"mode", "code", "reason", "link", "state", "layer", "le", "version", "protocol", "model"}
+    assert labels == {"mode", "code", "reason", "link", "layer", "le", "version", "protocol", "model"}
     modes = {m for name in found for m in re.findall(r'mode="([^"]*)"', name)}
     assert modes == {*PRESETS, "other"}
-
-
-def test_refused_connections_are_counted(tmp_path):
-    token = tmp_path / "token"
-    token.write_text("correct-horse")
-    settings = VerifierSettings(port=0, token_file=str(token))
-    with (
-        VerifierEngine(TableModel(1)) as engine,
-        VerifierServer(engine, settings) as server,
-        MetricsServer(engine.metrics.registry, ANY) as operators,
-    ):
-        with pytest.raises(InvalidStatus, match="401"):
-            connect(server.url, proxy=None)
-        found = scrape(operators.url)
-        assert of(found, "connections_refused_total", reason="token") == 1
-        with urlopen(operators.url) as answer:
-            assert b"correct-horse" not in answer.read()
 
 
 # ----------------------------------------------------------------------------- the metrics' server
@@ -311,31 +270,19 @@ def ask(url: str, data: bytes) -> bytes:
         return said
 
 
-@pytest.fixture
-def server():
-    with VerifierEngine(TableModel(1)) as engine, MetricsServer(engine.metrics.registry, ANY) as served:
-        yield served
-
-
-def test_it_answers_what_is_asked_and_nothing_else(server):
-    for path in ("metrics?x=1", "healthz", "readyz"):
-        assert b" 200 OK" in ask(server.url, f"GET /{path} HTTP/1.1\r\n\r\n".encode())
-    assert b" 404 " in ask(server.url, b"GET /../etc/passwd HTTP/1.1\r\n\r\n")
-    assert b" 405 " in ask(server.url, b"POST /metrics HTTP/1.1\r\n\r\n")
-    open_metrics = Request(server.url, headers={"Accept": "application/openmetrics-text"})
-    with urlopen(open_metrics, timeout=30) as answer:
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-        assert answer.read().endswith(b"# EOF\n")
-
-
-@pytest.mark.parametrize("begin", [b"", b"GET /met"])
-def test_a_slow_client_is_cut_off_and_delays_no_other(monkeypatch, begin, server, capsys):
-    monkeypatch.setattr(server_module._Handler, "timeout", 0.3)
-    with socket.create_connection(place(server.url), timeout=30) as slow:
-        slow.sendall(begin)
+def test_probes_are_answered_beside_the_metrics():
+    said = [""]
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        MetricsServer(engine.metrics.registry, ANY, lambda: said[0]) as server,
+    ):
+        for path in (b"healthz", b"readyz"):
+            assert ask(server.url, b"GET /%s HTTP/1.1\r\n\r\n" % path).endswith(b"\r\n\r\nok\n")
+        said[0] = "no room"
+        assert b" 200 OK" in ask(server.url, b"GET /healthz HTTP/1.1\r\n\r\n")
+        unready = ask(server.url, b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert b" 503 " in unready and unready.endswith(b"\r\n\r\nno room\n")
         assert scrape(server.url)
-        assert slow.recv(10) == b""
-    assert capsys.readouterr().err == ""
 
 
 def test_closing_gives_thread_and_socket_back():
@@ -372,18 +319,6 @@ def test_the_robots_port_answers_for_health_alone(tmp_path):
         assert ask(http_of(server), b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 401 ")
 
 
-def test_health_is_answered_when_no_robot_may_connect_any_more():
-    with (
-        VerifierEngine(TableModel(1)) as engine,
-        VerifierServer(engine, VerifierSettings(port=0, max_sessions=1)) as server,
-        connect(server.url, proxy=None),
-        connect(server.url, proxy=None),
-    ):
-        with pytest.raises(InvalidStatus, match="503"):
-            connect(server.url, proxy=None)
-        assert ask(http_of(server), b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-
-
 @pytest.mark.parametrize("given", [{"metrics_port": -1}, {"metrics_port": 65536}, {"metrics_host": ""}])
 def test_settings_out_of_place_are_refused(given):
     with pytest.raises(ValueError, match=next(iter(given))):
@@ -393,31 +328,6 @@ def test_settings_out_of_place_are_refused(given):
 
 
 # ------------------------------------------------------------------------------------ the names
-
-UNITS = ("seconds", "bytes", "tokens", "rounds")
-
-
-def test_names_follow_the_conventions():
-    """What promtool's lint asks for."""
-    with VerifierEngine(TableModel(1)) as engine:
-        families = list(engine.metrics.registry.collect())
-    ours = [family for family in families if family.name.startswith("dsd_verifier_")]
-    assert len(ours) > 20
-    for family in ours:
-        name = family.name
-        assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and "__" not in name
-        assert family.documentation.endswith("."), name
-        assert not name.endswith(("_total", "_count", "_sum", "_bucket", "_created")), name
-        assert family.type in ("counter", "gauge", "histogram"), name
-        assert family.type not in name.split("_"), name
-        assert not re.search(r"milli|micro|_ms|_us|minutes|kilo|mega|percent", name), name
-        if family.type == "histogram":
-            assert name.endswith(UNITS), name
-        for sample in family.samples:
-            if family.type == "counter":
-                assert sample.name.endswith("_total"), sample.name
-            for label in sample.labels:
-                assert label == "le" or label not in name.split("_"), name
 
 
 def test_an_engine_that_is_dropped_is_not_kept_by_its_metrics():

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from by_reference import reply_alone
 from table_model import TableModel
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -69,31 +68,6 @@ def reply(channel, model, mode="dsd", **changes):
         return session.decode(IMAGE, "go").tokens
 
 
-def test_port_zero_picks_one(url):
-    host, port = url.removeprefix("ws://").split(":")
-    assert host == "127.0.0.1" and int(port) > 0
-
-
-def test_two_robots_at_once(url, model):
-    alone = {}
-    for seed in (1, 2):
-        with WebsocketChannel(url) as channel:
-            alone[seed] = reply(channel, model, temperature=1.0, seed=seed)
-    together: dict[int, list] = {1: [], 2: []}
-
-    def robot(seed: int) -> None:
-        for _ in range(5):
-            with WebsocketChannel(url) as channel:
-                together[seed].append(reply(channel, model, temperature=1.0, seed=seed))
-
-    threads = [threading.Thread(target=robot, args=(seed,)) for seed in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert together == {seed: [tokens] * 5 for seed, tokens in alone.items()}
-
-
 @pytest.fixture
 def token_file(tmp_path):
     path = tmp_path / "token"
@@ -136,24 +110,30 @@ def test_a_token_file_without_a_token_is_refused(engine, tmp_path, content):
         VerifierServer(engine, VerifierSettings(token_file=str(tmp_path / "none")))
 
 
+def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A self-signed certificate of 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
-    return folder / "certificate.pem", folder / "key.pem"
+    return new_certificate(tmp_path_factory.mktemp("tls"), "tls")
 
 
 def test_tls(engine, model, certificate):
     settings = VerifierSettings(port=0, certificate=str(certificate[0]), key=str(certificate[1]))
     with VerifierServer(engine, settings) as server:
         assert server.url.startswith("wss://")
-        with WebsocketChannel(server.url, ca_file=certificate[0]) as channel:
+        with WebsocketChannel(server.url, ca_file=certificate[0], keepalive_s=60.0) as channel:
             assert len(reply(channel, model)) == 12
+            began = time.monotonic()
+            assert len(reply(channel, model, "stream")) == 12
+            assert time.monotonic() - began < 4.0  # nothing waits for a ping or for being asked again
         with WebsocketChannel(server.url) as channel, pytest.raises(LinkRefused, match="not trusted"):
             channel.reconnect()
         with (
@@ -166,15 +146,6 @@ def test_tls(engine, model, certificate):
 def shown_certificate(url: str) -> str:
     host, port = url.removeprefix("wss://").split(":")
     return ssl.get_server_certificate((host, int(port)))
-
-
-def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
-        f"-addext subjectAltName=IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
-    return folder / f"{name}.pem", folder / f"{name}.key"
 
 
 def until(holds, seconds: float = 60.0) -> bool:
@@ -279,52 +250,6 @@ def test_a_robot_that_does_not_read_is_bounded_and_hurts_no_other(engine, model,
         assert len(reply(channel, model)) == 12
 
 
-class Watched(VerifierEngine):
-    """Notes when a reply pauses, and how far it was when its robot read again."""
-
-    def __init__(self, model) -> None:
-        self.paused, self.resumed = threading.Event(), []
-        super().__init__(model)
-
-    def submit(self, message, reply, peer) -> bool:
-        def answer(said):
-            reads = reply(said)
-            if not reads:
-                self.paused.set()
-            return reads
-
-        return super().submit(message, answer, peer)
-
-    def resume(self, peer) -> None:
-        self.resumed += [len(session.reply.tokens) for session in self._sessions.of_peer(peer)]
-        super().resume(peer)
-
-
-def test_a_reply_waits_for_a_robot_that_does_not_read_and_goes_on_when_it_does(monkeypatch):
-    monkeypatch.setattr(server_module, "PAUSE_FRAMES", 8)
-    model, longest = TableModel(1, ends=False, max_length=5000), 4000
-    narrow = socket.socket()
-    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    with Watched(model) as engine, VerifierServer(engine, SETTINGS) as server:
-        narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-        with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
-            request = SessionRequest(
-                1, PROTOCOL_VERSION, "stream", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0, longest
-            )
-            robot.send(encode(request))
-            session = decode(robot.recv(timeout=10)).session
-            robot.send(encode(Observation(session, 1, "go", 2, 2, "png", encode_picture(IMAGE))))
-            assert engine.paused.wait(60)
-            tokens = []
-            while len(tokens) < longest:  # the reply is told once, in order
-                message = decode(robot.recv(timeout=20))
-                assert message.at == len(tokens)
-                tokens += message.tokens
-            assert message.ended
-    assert tokens == reply_alone(model, IMAGE, "go", DecodeSettings(max_tokens=longest))
-    assert engine.resumed and engine.resumed[0] < longest
-
-
 class Teller:
     """In the engine's place: says what the test tells it to."""
 
@@ -340,9 +265,6 @@ class Teller:
         return True
 
     def disconnect(self, peer) -> None:
-        pass
-
-    def resume(self, peer) -> None:
         pass
 
     def has_room(self) -> bool:
@@ -402,19 +324,6 @@ def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
     assert before < count / 10
 
 
-def test_early_outcomes_leave_at_once_when_the_link_is_free():
-    teller = Teller()
-    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, 64)
-    with VerifierServer(teller, SETTINGS) as server, WebsocketChannel(server.url) as channel:
-        channel.reconnect()
-        channel.send(request)
-        assert until(lambda: teller.answer)
-        for number in range(1, 200):
-            for outcome in (said(number, 0.5), said(number, 0.5, final=True)):
-                teller.answer(outcome)
-                assert channel.receive(10) == outcome
-
-
 def test_shutting_down_gives_threads_and_sockets_back(engine, model):
     before = set(threading.enumerate())
     server = VerifierServer(engine, SETTINGS)
@@ -438,9 +347,8 @@ def test_shutting_down_gives_threads_and_sockets_back(engine, model):
     assert until(lambda: set(threading.enumerate()) <= before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_process_prints_its_address_and_ends_on_a_signal(number):
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_model.py"), "table:1:0"]
+def test_the_process_prints_its_address_and_ends_on_a_signal():
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_model.py"), "table:1:0", "drain_s=60"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
@@ -449,7 +357,7 @@ def test_the_process_prints_its_address_and_ends_on_a_signal(number):
             assert len(reply(channel, TableModel(1, ends=False))) == 12
             process.send_signal(signal.SIGHUP)  # it has no certificate to read again, and stays
             assert len(reply(channel, TableModel(1, ends=False))) == 12
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)  # at once: nothing drains
             out, errors = process.communicate(timeout=20)
         assert process.returncode == 0 and out == "" and "Traceback" not in errors
     finally:

@@ -71,22 +71,15 @@ def replace(path: Path, text: str) -> None:
     ("text", "sentence"),
     [
         ("", "names no robot; write a line 'NAME: TOKEN'"),
-        ("- go2\n", "names no robot"),
         ("go2: a\n  b: c: d\n", "line 2, is no YAML"),
-        ("go2: secret\n---\ngo3: secret2\n", "line 2, is no YAML"),
-        ("go2: sec\x07ret\n", "is no YAML"),
         (b"go2: \xff\n", "is no YAML"),
         ("go2: abc\n\n'go 2': abd\n", "'go 2': that is no name; use letters"),
-        ("12: abc\n", "'12': that is no name"),
         ("go2: abc\ngo3: abc\n", "the token of go3 stands there twice"),
         ("go2: two words\n", "'go2': the token cannot be used; write one line of printable ASCII"),
         ("go2:\n", "'go2': Expected `str | array`, got `null`"),
-        ("go2: 123\n", "'go2': Expected `str | array`, got `int`"),
         ("go2: {sessions: 2}\n", "'go2': Object missing required field `token`"),
         ("go2: {token: abc, session: 2}\n", "'go2': Object contains unknown field `session`"),
         ("go2: {token: abc, sessions: 0}\n", "'go2': Expected `int` >= 1 - at `$.sessions`"),
-        ("go2: {token: abc, sessions: many}\n", "'go2': Expected `int | null`, got `str`"),
-        ("go2: {token: []}\n", "'go2': Expected `array` of length >= 1"),
     ],
 )
 def test_an_error_in_the_file_is_a_sentence_without_the_token(tmp_path, text, sentence):
@@ -126,7 +119,7 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
         assert figure("dsd_verifier_robot_rounds_total", {"robot": "go2-01"}) > 0
         assert figure("dsd_verifier_robot_refusals_total", {"robot": "go2-02"}) == 2
         assert figure("dsd_verifier_sessions_over_limit_total", {"reason": "robot"}) == 1
-        assert figure("dsd_verifier_connections_refused_total", {"reason": "robot"}) == 1
+        assert figure("dsd_verifier_connections_refused_total", {"reason": "full"}) == 1
         held.pop().close()
     deadline = time.monotonic() + 20
     while figure("dsd_verifier_robot_sessions", {"robot": "go2-02"}) > 0 and time.monotonic() < deadline:

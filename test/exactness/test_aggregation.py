@@ -37,8 +37,7 @@ QUESTION = "bring me to the chair I like"
 EVERYTHING = [
     pytest.param(evidence, window, schedule, temperature, id=f"{evidence}-{window}-{schedule}-{temperature}")
     for evidence, window, schedule, temperature in (
-        ("sparse", 1, "device", 0.0), ("sparse", 5, "random", 0.0), ("full", 4, "cloud", 0.0),
-        ("sparse", 4, "cloud", 1.0), ("sparse", 1, "random", 1.0), ("full", 5, "random", 1.0),
+        ("sparse", 5, "random", 0.0), ("sparse", 4, "cloud", 1.0),
         ("full", 1, "device", 1.0), ("sparse", 8, "auto", 1.0),
     )
 ]  # fmt: skip
@@ -49,11 +48,11 @@ def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
 
 
 @contextlib.contextmanager
-def serving(model, asking, settings: AblationSettings | None = None) -> Iterator[str]:
-    service = AblationServer(settings or AblationSettings(), model, THEIRS, asking=asking(model))
+def serving(model, asking, port: int = 0) -> Iterator[str]:
+    service = AblationServer(model, THEIRS, asking=asking(model))
     with (
         WithDocuments(VerifierEngine(model), service) as both,
-        VerifierServer(both, VerifierSettings(port=0)) as server,
+        VerifierServer(both, VerifierSettings(port=port)) as server,
     ):
         yield server.url
 
@@ -78,12 +77,12 @@ def tables() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("evidence", "window", "schedule", "temperature"), EVERYTHING)
-def test_the_answer_is_that_of_both_mixtures(evidence, window, schedule, temperature):
+def test_the_answer_is_that_of_both_mixtures(tables, evidence, window, schedule, temperature):
     settings = AblationSettings(
         evidence=evidence, window=window, schedule=schedule, temperature=temperature, max_tokens=24,
         head=2, seed=11,
     )  # fmt: skip
-    with serving(CLOUD, letters, settings) as url, asking_at(url, settings) as asking:
+    with asking_at(tables, settings) as asking:
         answer = asking.answer(QUESTION)
     assert answer.tokens == reference(DEVICE, CLOUD, settings, letters)
     statistics = answer.statistics
@@ -115,8 +114,7 @@ def test_a_verifier_without_documents_says_so():
         asking.answer(QUESTION)
 
 
-@pytest.mark.parametrize("schedule", ["device", "random"])
-@pytest.mark.parametrize("happens", ["cut", "silence"])
+@pytest.mark.parametrize(("schedule", "happens"), [("device", "cut"), ("cloud", "silence"), ("random", "cut")])
 def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
     settings = AblationSettings(
         temperature=1.0, schedule=schedule, max_tokens=24, window=4, patience_s=0.4, attempts=8, seed=7
@@ -163,12 +161,11 @@ def test_a_cloud_restarted_in_mid_reply_changes_no_token(schedule):
         assert restarts
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_real_models_answer_together(tmp_path_factory, temperature):
+def test_real_models_answer_together(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sides")
     device = load_model(ModelSettings(str(make_tiny_text(folder / "device", seed=3))))
     cloud = load_model(ModelSettings(str(make_tiny_text(folder / "cloud", seed=3, noise=0.05))))
-    settings = AblationSettings(temperature=temperature, schedule="random", max_tokens=16, window=4, seed=1)
+    settings = AblationSettings(temperature=1.0, schedule="random", max_tokens=16, window=4, seed=1)
     with (
         serving(cloud, DocumentPrompt) as url,
         WebsocketChannel(url) as channel,

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from lossy_channel import LossyChannel
+from stepped import Unhurried
 from table_model import TableModel
 
+from dsd_lab.links.proxy import LinkProxy
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
@@ -23,7 +27,6 @@ from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 DECODES = {
-    "stream, greedy": {"mode": "stream", "temperature": 0.0},
     "stream": {"mode": "stream"},
     "dsd": {"mode": "dsd"},
     "split": {"mode": "dssd"},  # the robot draws what follows a rejection
@@ -67,14 +70,6 @@ def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, name, loss,
         assert engine.sessions <= EngineSettings().max_sessions
 
 
-@pytest.mark.parametrize("name", ["stream", "dsd", "fsd"])
-def test_a_link_full_of_misfortune(undisturbed, name):
-    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
-        channel = LossyChannel(inner, 1, loss=0.15, doubled=0.3, delayed=0.3, cut=0.03)
-        assert decode(channel, name) == undisturbed[name]
-        assert channel.misfortunes > 10
-
-
 class Cutting(WebsocketChannel):
     """Cuts its own TCP connection in the middle of a reply, once, after ``after`` outcomes."""
 
@@ -106,6 +101,28 @@ def test_a_cut_connection_is_resumed_where_it_stood(mode, late, serving):
                 assert channel.cuts == (after > 0)
                 assert session._link.session == before
     assert replies[0] == replies[1] == replies[late]
+
+
+def test_a_pulled_cable_changes_no_token(undisturbed):
+    """For a second of the reply nothing passes, either way, and no end is told."""
+    with (
+        VerifierEngine(Unhurried(TARGET)) as engine,
+        VerifierServer(engine, VerifierSettings(port=0)) as server,
+        LinkProxy(("127.0.0.1", int(server.url.rpartition(":")[2]))) as proxy,
+        WebsocketChannel(proxy.url, connect_timeout=0.3, keepalive_s=0.3) as channel,
+    ):
+        pulled: list[int] = []
+
+        def pull(*_: object) -> None:
+            if not pulled:
+                pulled.append(1)
+                proxy.silence()
+                threading.Timer(1.0, proxy.restore).start()
+
+        chosen = DecodeSettings(mode="stream", temperature=1.0, seed=3, max_tokens=24)
+        with EdgeSession(channel, DRAFT, chosen, LinkSettings(response_timeout_s=0.3, attempts=60)) as session:
+            assert session.decode(IMAGE, "go 0", pull).tokens == undisturbed["stream"][0]
+    assert pulled
 
 
 def test_an_expired_session_is_replaced_by_a_new_one():

@@ -237,8 +237,7 @@ def test_trees_in_one_pass_have_the_logits_of_each_by_itself(target, picture):
                 np.testing.assert_allclose(mine, layers[layer], atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("parts", [(), (1,), (5, 2)])
-@pytest.mark.parametrize("verified", [[], [5, 6]])
+@pytest.mark.parametrize(("parts", "verified"), [((), []), ((5, 2), [5, 6])])
 def test_a_prompt_read_in_parts_and_in_company_has_the_logits_of_one_read_whole(target, picture, parts, verified):
     """Whatever is read beforehand, the rest is read in the pass of the reply's first round, beside other robots'."""
     whole = target.prefill(picture(1), "go there")

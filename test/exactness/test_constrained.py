@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import vllm_standin
-from joint import ALPHA, IMAGE, chi_squared
-from lossy_channel import LossyChannel
+from joint import ALPHA, IMAGE, chi_squared, in_halves
 from table_model import TableModel
 from tiny_models import make_tiny_model
 from worded_table import FORM, WordedTable, constrained_alone, law_of_replies
@@ -31,7 +29,6 @@ from dsd_ros.paths import models_directory
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.wire.channel import LocalChannel
-from dsd_ros.wire.codec import encode
 
 LENGTH = 44  # tokens of one byte each, of which an action takes up to 30
 DSD = ReplyForm(*read_grammar("dsd").written, LENGTH)
@@ -110,26 +107,6 @@ def test_every_way_gives_the_constrained_targets_tokens(engine, draft, asked, al
     assert replies(LocalChannel(engine), draft, chosen, asked) == alone(chosen)
 
 
-def test_a_draft_that_does_not_know_the_form_only_costs_time(engine, draft, asked, alone, monkeypatch):
-    def tau() -> float:
-        with EdgeSession(LocalChannel(engine), draft, settings(), form=DSD) as session:
-            found = [session.decode(*one) for one in asked]
-        assert [reply.tokens for reply in found] == alone(settings())
-        return sum(len(reply.tokens) for reply in found) / sum(reply.rounds for reply in found)
-
-    knowing = tau()
-    monkeypatch.setattr(EdgeSession, "_constrain", lambda *_: None)
-    assert knowing > 1.3 * tau()
-
-
-@pytest.mark.parametrize("mode", ["stream", "dsd"])
-def test_over_a_bad_link(engine, draft, asked, alone, mode):
-    bad = LossyChannel(LocalChannel(engine), 1, loss=0.05, doubled=0.05, delayed=0.05, cut=0.05)
-    patient, chosen = LinkSettings(response_timeout_s=0.1, attempts=60), settings(mode=mode)
-    with closing(bad), EdgeSession(bad, draft, chosen, patient, form=DSD) as session:
-        assert [session.decode(*one).tokens for one in asked] == alone(chosen)
-
-
 def test_in_one_pass_with_robots_that_are_free(engine, draft, asked, alone):
     ways = [{}, {"mode": "fsd"}, {"mode": "mc-dsd"}, NOISE | {"mode": "coupled"}]
     plans = [(settings(**way), form) for way in ways for form in (DSD, None)]
@@ -203,25 +180,12 @@ def test_refusals_name_the_remedy(engine, draft):
         EdgeSession(LocalChannel(mute), None, settings(mode="ar"), form=DSD).open()
 
 
-def test_without_a_constraint_the_request_is_as_it_was(engine, draft):
-    session = EdgeSession(LocalChannel(engine), draft, settings())
-    with_it = EdgeSession(LocalChannel(engine), draft, settings(), form=DSD)
-    plain, held = (one._request(1, b"") for one in (session, with_it))
-    assert plain.grammar == "" and held.grammar == DSD.text
-    assert len(encode(plain)) < 120 < len(encode(held))
-
-
 SAMPLED = [
-    {"mode": "ar"},
     {"mode": "dsd", "draft_length": 3},
     {"mode": "dssd", "draft_length": 3},
-    {"mode": "tslt", "draft_length": 2, "top_k_proof": 4},
-    {"mode": "mc-dsd", "tree_expansion": "2,2"},
     {"mode": "dssd", "shape": "expansion", "tree_expansion": "2,2"},
     {"mode": "mc-tslt", "tree_expansion": "2,2", "top_k_proof": 4},
     {"mode": "fsd", "draft_length": 2, "top_p": 0.9},
-    {"mode": "fsd", "proof": "split", "draft_length": 2},
-    {"mode": "coupled", "draft_length": 3, "top_k": 6},
 ]
 
 
@@ -234,12 +198,16 @@ def p_value_of(values: dict, samples: int) -> float:
         LocalChannel(engine) as channel,
         EdgeSession(channel, draft, chosen, form=FORM) as session,
     ):
-        counts = Counter(tuple(session.decode(IMAGE, "go").tokens) for _ in range(samples))
-    assert set(counts) <= set(law)
-    return chi_squared(np.array([counts[reply] for reply in law], float), np.array([*law.values()]))
+
+        def draw(count: int) -> np.ndarray:
+            counts = Counter(tuple(session.decode(IMAGE, "go").tokens) for _ in range(count))
+            assert set(counts) <= set(law)
+            return np.array([counts[reply] for reply in law], float)
+
+        return in_halves(draw, samples, lambda counts: chi_squared(counts, np.array([*law.values()])))
 
 
-@pytest.mark.parametrize("values", SAMPLED[1:3], ids=str)
+@pytest.mark.parametrize("values", SAMPLED[:2], ids=str)
 def test_sampled_replies_have_the_constrained_targets_distribution(values):
     assert p_value_of(values, 500) > ALPHA
 

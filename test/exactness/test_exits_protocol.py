@@ -113,19 +113,6 @@ def undisturbed(engine, drafter):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("asked", [{}, {"exit_layers": [2]}, {"min_exit_confidence": 0.3}])
-def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed, temperature, asked):
-    player = Player(engine, drafter, temperature, exits=True, **asked)
-    assert verdicts(player.play()) == undisturbed[temperature]
-    accepted = {outcome[0] for outcome in undisturbed[temperature]}
-    assert len(accepted) > 1, "both acceptance and rejection should occur"
-    if "min_exit_confidence" not in asked:
-        assert set(player.early) == set(range(1, ROUNDS + 1))
-    for early in player.early.values():
-        assert len(set(verdicts(early))) == len(early)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_exit_that_sees_what_the_final_layer_sees_predicts_it(engine, target, drafter, temperature):
     """Untrained adapters after layers that change nothing: every exit draws as the final layer will."""
     held = target._language.layers
@@ -144,27 +131,6 @@ def test_an_exit_that_sees_what_the_final_layer_sees_predicts_it(engine, target,
 class Same(torch.nn.Module):
     def forward(self, hidden, **_):
         return hidden
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(engine, drafter, undisturbed, temperature):
-    """Every round is sent ahead twice: on the assumption that will come true, known beforehand, and on a false one."""
-    known = undisturbed[temperature]
-
-    def ahead(player, prefix, number, tokens, q):
-        if number == ROUNDS:
-            return
-        accepted, following = known[number - 1]
-        for truth in (False, True):
-            assumed = [*prefix, *tokens[:accepted], following if truth else (following + 1) % 256]
-            next_tokens, next_q, _ = player.drafted(assumed, number + 1)
-            player.send(assumed, number + 1, next_tokens, next_q, prefix_digest(assumed))
-
-    player = Player(engine, drafter, temperature, exits=True)
-    # The ordinary drafts that follow are doubles of what was sent ahead.
-    assert verdicts(player.play(ahead)) == known
-    failed = [refusal.round for refusal in player.refusals]
-    assert failed == list(range(2, ROUNDS + 1))
 
 
 @given(seed=st.integers(0, 1 << 30), temperature=st.sampled_from([0.0, 1.0]))

@@ -13,13 +13,11 @@ import pytest
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
-from dsd_lab.bench.pace import Pace, paced
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_SOURCES, DecodeSettings
 from dsd_ros.edge import ahead
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
@@ -117,14 +115,7 @@ def plain(speaking, draft, picture):
     return tokens
 
 
-@pytest.mark.parametrize(
-    ("depth", "processors"),
-    [
-        (1, THREADS), (3, BATCH), pytest.param(1, BATCH, marks=pytest.mark.slow),
-        pytest.param(3, THREADS, marks=pytest.mark.slow),
-    ],
-    indirect=["processors"],
-)  # fmt: skip
+@pytest.mark.parametrize(("depth", "processors"), [(1, THREADS), (3, BATCH)], indirect=["processors"])
 @pytest.mark.parametrize("source", PREDRAFT_SOURCES)
 def test_every_combination_gives_the_tokens_of_dsd(speaking, draft, picture, plain, source, processors, depth):
     seed = random.Random(f"{source}{processors}{depth}").randrange(5)
@@ -147,16 +138,7 @@ EXPANSION = {"shape": "expansion", "tree_expansion": "2,2,1"}
 
 
 @pytest.mark.parametrize(("depth", "processors"), [(1, THREADS), (3, BATCH)], indirect=["processors"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        BUDGET,
-        BUDGET | {"proof": "coupled", "temperature": 0.8},
-        EXPANSION | {"temperature": 1.0},
-        EXPANSION | {"proof": "truncated", "temperature": 1.0},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("values", [BUDGET, EXPANSION | {"temperature": 1.0}], ids=str)
 def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth):
     """Exits judge trees, pre-drafts follow outcomes on any branch, and tree rounds are in flight."""
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
@@ -173,10 +155,9 @@ def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth):
 
 
 @pytest.mark.parametrize("processors", [THREADS, BATCH], indirect=True)
-@pytest.mark.parametrize("shape", ["sequence", "expansion"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature, shape):
-    values = {"temperature": temperature, "max_tokens": 30, "shape": shape}
+def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature):
+    values = {"temperature": temperature, "max_tokens": 30}
     with VerifierEngine(target) as engine:
         with LocalChannel(engine) as channel:
             (dsd,) = decode(channel, target, picture(1), "go", mode="dsd", **values)
@@ -198,47 +179,9 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature,
     assert figures["peak_memory"] > 1e6 and figures["threads"] >= 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, temperature):
-    """A look past a draft that ends when the other workers have done all that they may."""
-    chosen = DecodeSettings(
-        mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
-        predraft_budget=4, predraft_workers=4,
-    )  # fmt: skip
-    look_past = ModelDraft.look_past
-    late = []
-
-    def others_are_done() -> bool:
-        """Whether the other workers have begun what they may, and found nothing more to do."""
-        with pool._lock:
-            idle = len(pool._work._waiters) == chosen.predraft_workers - 1
-            return idle and pool._levels[0].outcomes.begun >= chosen.predraft_budget - 1
-
-    def last(self, leaves):
-        deadline = time.monotonic() + 20
-        while not others_are_done():
-            assert time.monotonic() < deadline, "the others have begun less than they may"
-            time.sleep(0.002)
-        late.append(pool._levels[0].outcomes.begun)
-        return look_past(self, leaves)
-
-    monkeypatch.setattr(ModelDraft, "look_past", last)
-    with (
-        VerifierEngine(TARGET) as engine,
-        Unhurried(engine) as channel,
-        EdgeSession(channel, TARGET, chosen) as session,
-    ):
-        channel.session, pool = session, session._decoder.proposer
-        reply = session.decode(IMAGE, "go")
-    assert not reply.worker_error and set(late) == {chosen.predraft_budget - 1}
-    first = 1 if temperature else 3  # greedy it has to learn first that it can trust itself
-    assert len(late) > 3 and all(record.ready for record in reply.records[first:])
-    assert len(reply.records) > first
-
-
-@pytest.mark.parametrize("depth", [2, 4])
-@pytest.mark.parametrize("shape", ["sequence", "expansion"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "shape", "depth"), [(0.0, "sequence", 2), (1.0, "sequence", 4), (1.0, "expansion", 4)]
+)
 def test_rounds_fly_while_what_they_assume_holds(target, picture, temperature, shape, depth):
     values = {"temperature": temperature, "max_tokens": 30, "shape": shape}
     sent = []
@@ -298,11 +241,10 @@ class Meddling(LocalChannel):
         return message
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("source", "depth"), [("exits", 1), ("both", 1), ("both", 3)])
+@pytest.mark.parametrize(("source", "depth", "temperature"), [("exits", 1, 0.0), ("both", 3, 1.0)])
 def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plain, source, depth, temperature):
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
-        for seed in range(3):
+        for seed in range(2):
             with Meddling(engine, seed) as channel:
                 (reply,) = decode(
                     channel, draft, picture(seed), INSTRUCTIONS[seed % 3], mode="fsd",
@@ -317,20 +259,6 @@ def test_a_target_without_exits_is_drafted_for_by_guesses(target, draft, picture
         with EdgeSession(channel, draft, chosen) as session:
             assert session.verifier.exit_layers == []
             assert session.decode(picture(0), "go").exits == 0
-
-
-def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
-    # Fast as it is, the final outcome would overtake the early ones.
-    heard = {}
-    with VerifierEngine(paced(speaking, Pace(0.05)), EVERY_EXIT) as engine:
-        for layers in ("", "2", "1,2", "none"):
-            with LocalChannel(engine) as channel:
-                chosen = DecodeSettings(mode="fsd", max_tokens=12, exit_layers=layers)
-                with EdgeSession(channel, draft, chosen) as session:
-                    heard[layers] = session.verifier.exit_layers
-                    reply = session.decode(picture(0), "go")
-                    assert (reply.exits > 0) == (layers != "none")
-    assert heard == {"": [1, 2], "2": [2], "1,2": [1, 2], "none": []}
 
 
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
-from lossy_channel import LossyChannel
 from PIL import Image
+from restarting_channel import RestartingChannel
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.limits import ENCODINGS, LOSSLESS
+from dsd_ros.limits import LOSSLESS
 from dsd_ros.vlm.errors import ImageError, PromptError
-from dsd_ros.wire.channel import LinkClosed, LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import Draft, Observation, VerifiedTokens
+from dsd_ros.wire.messages import Observation
 from dsd_ros.wire.websocket import WebsocketChannel
 
 STEPS, TOKENS = 10, 10
@@ -70,12 +72,7 @@ def test_greedy_replies_are_the_targets_own(target, draft, walk, expected, value
         EdgeSession(channel, draft, settings) as session,
     ):
         assert [reply.tokens for reply in decode_walk(session, walk)] == expected
-
-
-def test_the_history_matters(target, walk, expected):
-    without = [alone(target, image) for image, _ in walk]
-    assert without[0] == expected[0]
-    assert sum(a != b for a, b in zip(without[1:], expected[1:], strict=True)) > STEPS // 2
+    assert alone(target, walk[1][0]) != expected[1], "the history matters"
 
 
 def test_over_a_websocket_the_same_and_one_new_picture_a_step(target_directory, draft, walk, expected, serving):
@@ -104,7 +101,9 @@ def test_over_a_websocket_the_same_and_one_new_picture_a_step(target_directory, 
         assert few > 10_000 and few <= more <= few + names
 
 
-@pytest.mark.parametrize("values", [{"image_encoding": name} for name in ENCODINGS] + [{"image_size": 200}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"image_encoding": "png"}, {"image_encoding": "jpeg"}, {"image_size": 200}], ids=str
+)
 def test_large_pictures_travel_as_the_target_reads_them(target, draft, picture, values, monkeypatch):
     """Both models see the same pixels, and of a lossless link those that the target would see anyway."""
     large = [(np.asarray(Image.fromarray(picture(200 + n)).resize((1280, 720))), ACTIONS[n]) for n in range(3)]
@@ -136,57 +135,27 @@ def test_large_pictures_travel_as_the_target_reads_them(target, draft, picture, 
         assert reply.bytes_up < 1.5 * replies[0].bytes_up  # earlier pictures travel once
 
 
-def test_any_misfortune_leaves_the_replies_as_they_are(target, draft, walk, expected):
-    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
-    with VerifierEngine(target) as engine, LocalChannel(engine) as inner:
-        channel = LossyChannel(inner, 3, loss=0.08, doubled=0.2, delayed=0.2, cut=0.03)
-        session = EdgeSession(channel, draft, settings, PATIENT)
-        assert [reply.tokens for reply in decode_walk(session, walk)] == expected
-        assert channel.misfortunes > 10
-        session.close()
-
-
 @pytest.mark.parametrize(("mode", "values"), [("stream", COUPLED), ("dsd", {})], ids=["stream", "dsd"])
 def test_a_restarted_verifier_is_sent_everything_again(target, draft, walk, mode, values):
-    """In the middle of a reply, and between two."""
-
-    class Restarting(LocalChannel):
-        """Gives way to another verifier when a draft of ``at`` is sent, or its reply's first tokens come."""
-
-        at: tuple[int, int] | None = None
-        restarts = 0
-
-        def send(self, message):
-            if isinstance(message, Draft) and (message.reply, message.round) == self.at:
-                self.at = None
-                self.restart()
-            super().send(message)
-
-        def receive(self, timeout):
-            message = super().receive(timeout)
-            if isinstance(message, VerifiedTokens) and self.at is not None and message.reply == self.at[0]:
-                self.at = None
-                self.restart()
-            return message
-
-        def restart(self):
-            self._engine.close()
-            self._engine = VerifierEngine(target)
-            self.restarts += 1
-            raise LinkClosed("the verifier restarts")
-
+    """In the middle of the sixth reply, and nothing is left for the seventh."""
     settings = DecodeSettings(mode=mode, max_tokens=TOKENS, **values)
-    with VerifierEngine(target) as engine:
-        with LocalChannel(engine) as channel, EdgeSession(channel, draft, settings) as session:
-            undisturbed = [reply.tokens for reply in decode_walk(session, walk, steps=range(7))]
-        with Restarting(engine) as channel:
-            session = EdgeSession(channel, draft, settings, PATIENT)
-            channel.at = 6, 2
+
+    def decoded(at: int) -> list[list[int]]:
+        seen = Counter()
+
+        def happens(_: int, message: object) -> str:
+            seen[getattr(message, "reply", 0)] += 1
+            waited = seen[at] > 0 and message is None
+            seen["waited"] += waited
+            return "restart and cut" if waited and seen["waited"] == 2 else ""
+
+        channel = RestartingChannel(target, happens)
+        with channel, EdgeSession(channel, draft, settings, PATIENT) as session:
             replies = decode_walk(session, walk, steps=range(7))
-            assert [reply.tokens for reply in replies] == undisturbed
-            assert channel.restarts == 1
-            session.close()
-            channel._engine.close()
+            assert channel.restarts == (at > 0)
+        return [reply.tokens for reply in replies]
+
+    assert decoded(6) == decoded(-1)
 
 
 def test_pictures_that_the_verifier_has_dropped_are_sent_again_at_once(target, draft, walk, expected):

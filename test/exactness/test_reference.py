@@ -84,6 +84,12 @@ def test_greedy_says_what_the_reference_says(engine):
     wanted = [greedy_reply(TARGET, DRAFT, IMAGE, f"go {n}", 24) for n in range(2)]
     for name, values in GREEDY.items():
         assert replies(LocalChannel(engine), **values) == wanted, name
+    for gamma in (1, 2, 6, 8):
+        assert replies(LocalChannel(engine), mode="dsd", draft_length=gamma) == wanted, gamma
+    for longest in (1, 2, 17):
+        for mode in ("stream", "ar", "dsd"):
+            cut = [reply[:longest] for reply in wanted]
+            assert replies(LocalChannel(engine), mode=mode, max_tokens=longest) == cut, (mode, longest)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)

@@ -19,6 +19,10 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 SAMPLINGS = [{}, {"temperature": 0.9, "seed": 7}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 8}]
+WAYS = [
+    {"mode": "stream"}, {"mode": "ar"}, {"mode": "coupled"}, {"mode": "fsd", "pipeline_depth": 2},
+    {"mode": "dsd", "shape": "budget", "tree_budget": 6},
+]  # fmt: skip
 ASKED = ((1, "find the silver bottle"), (2, "stop"))
 
 
@@ -53,13 +57,13 @@ def alone(target, chosen: DecodeSettings, asked) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "truncated"])
-def test_stream_ar_and_coupled_rounds_say_what_the_target_alone_says(pair, sampling):
+def test_the_stream_and_coupled_rounds_say_what_the_target_alone_says(pair, sampling):
     target, draft, asked = pair
     with VerifierEngine(Unhurried(target)) as engine:
         wanted = alone(target, settings(**sampling), asked)
-        for mode in ("stream", "ar", "coupled"):
-            found = replies(LocalChannel(engine), draft, settings(mode=mode, **sampling), asked)
-            assert [reply.tokens for reply in found] == wanted, mode
+        for way in WAYS:
+            found = replies(LocalChannel(engine), draft, settings(**{"proof": "coupled"} | way | sampling), asked)
+            assert [reply.tokens for reply in found] == wanted, way
             for reply in found:
                 assert reply.verified and reply.finished == (reply.tokens[-1] in target.eos_token_ids)
                 assert sum(len(record.gained) for record in reply.records) == len(reply.tokens)

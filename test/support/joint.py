@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy import stats
 
@@ -15,6 +17,17 @@ PER_REPLY = 100  # independent stretches of LENGTH tokens, which rounds cross an
 ALPHA = 1e-3  # of a false alarm, per test
 FEW = 4_000  # to notice an error of 5 %
 MANY = 27_000  # 2 %
+ODD = 0.25  # p-value of the first half of the draws, below which the second half is drawn
+
+
+def in_halves(draw: Callable[[int], np.ndarray], samples: int, p_of: Callable[[np.ndarray], float]) -> float:
+    """The p-value of ``samples`` draws, or of their first half where that looks as it should: mostly.
+
+    An error that ``samples`` show has nearly always made the first half odd, so little of their power is lost.
+    """
+    counts = draw(samples // 2)
+    p = p_of(counts)
+    return p if p > ODD else p_of(counts + draw(samples - samples // 2))
 
 
 def p_value(counts: np.ndarray, expected: np.ndarray) -> float:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ssl
 import subprocess
 import time
-from datetime import datetime, timedelta, timezone
-from email.utils import format_datetime
 
 import pytest
 from gateway import Gateway, response
@@ -18,12 +16,7 @@ from dsd_ros.wire.client import DeadlineExceeded, Limits
 from dsd_ros.wire.messages import SessionRequest
 from dsd_ros.wire.websocket import MAX_RETRY_AFTER_S, WebsocketChannel
 
-PASSING = (
-    "200 OK", "204 No Content", "301 Moved Permanently", "302 Found", "400 Bad Request", "404 Not Found",
-    "405 Method Not Allowed", "407 Proxy Authentication Required", "408 Request Timeout", "409 Conflict", "410 Gone",
-    "421 Misdirected Request", "425 Too Early", "426 Upgrade Required", "429 Too Many Requests", "451 Unavailable",
-    "500 Internal Server Error", "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout", "520 Unknown",
-)  # fmt: skip
+PASSING = ("200 OK", "302 Found", "404 Not Found", "429 Too Many Requests", "503 Service Unavailable")
 
 
 def refusal(answer: bytes) -> LinkClosed | LinkRefused:
@@ -89,17 +82,6 @@ def test_retry_after_is_heeded_within_bounds():
     assert pause_of("Retry-After: " + "9" * 400) == MAX_RETRY_AFTER_S
     for nonsense in ("-1", "soon", "", "1e9", "nan", "Thu, 99 Nov 2026 14:00:00 GMT"):
         assert pause_of(f"Retry-After: {nonsense}") == 0.0
-
-
-def test_a_retry_after_date_is_compared_with_the_servers_own_clock():
-    now = datetime.now(timezone.utc)
-    assert 20 < pause_of(f"Retry-After: {format_datetime(now + timedelta(seconds=30), usegmt=True)}") <= 30
-    assert pause_of(f"Retry-After: {format_datetime(now - timedelta(hours=1), usegmt=True)}") == 0.0
-    theirs = datetime(
-        2001, 1, 1, tzinfo=timezone.utc
-    )  # a robot whose clock is wrong by decades sees this the other way round
-    soon = format_datetime(theirs + timedelta(seconds=12), usegmt=True)
-    assert pause_of(f"Date: {format_datetime(theirs, usegmt=True)}", f"Retry-After: {soon}") == 12.0
 
 
 def test_the_backoff_waits_at_least_as_long_as_it_was_asked_to():

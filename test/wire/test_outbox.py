@@ -25,25 +25,6 @@ def drain(box: Outbox) -> list:
     return list(iter(box.get_nowait, None))
 
 
-def test_early_outcomes_leave_by_confidence_then_by_depth():
-    box = Outbox()
-    for token, (confidence, layer) in enumerate([(0.2, 9), (0.9, 1), (0.5, 1), (0.9, 2), (0.9, 2)]):
-        box.put(outcome(confidence, token=token, layer=layer))
-    assert [early.next_token for early in drain(box)] == [3, 4, 1, 2, 0]
-
-
-def test_a_final_outcome_overtakes_and_ends_its_round():
-    box = Outbox()
-    other = outcome(0.1, session=SESSIONS[1])
-    following = outcome(0.4, number=2)
-    for message in (refusal("first"), outcome(0.9), other, following, outcome(0.8)):
-        assert box.put(message)
-    final = outcome(final=True)
-    box.put(final)
-    box.put(outcome(1.0))  # late: of a round that is over
-    assert drain(box) == [refusal("first"), final, following, other]
-
-
 def test_a_final_outcome_sent_again_does_not_reopen_earlier_rounds():
     box = Outbox()
     box.put(outcome(final=True, number=3))

@@ -25,7 +25,7 @@ class Client:
 
     def __init__(self, url: str, mode: str, model: TableModel) -> None:
         headers = {"Authorization": "Bearer correct-horse"}
-        self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
+        self.dial = lambda: connect(url, additional_headers=headers, compression=None, close_timeout=0.2, proxy=None)
         self.request = [
             1, 77, 10, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42, LONGEST,
         ]  # fmt: skip

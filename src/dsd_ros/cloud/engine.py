@@ -5,8 +5,8 @@ A worker thread steps: it schedules, runs the target, sends. A reply of mode str
 ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step
 after it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens.
 Nothing waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one
-of a robot at a time, so that only their robot waits for them. A target that batches itself gets each turn as it comes,
-from as many threads as there may be rounds at once; a session's turns stay in order.
+of a session at a time, so that only their session waits for them. A target that batches itself gets each turn as it
+comes, from as many threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from dsd_ros.wire.messages import (
     VerifiedTokens,
 )
 from dsd_ros.wire.pictures import UnknownPicture
-from dsd_ros.wire.turns import TurnQueue, accounts_of
+from dsd_ros.wire.turns import TurnQueue, account_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,7 +74,7 @@ NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
     "(the node: documents)"
 )
-_PICTURE_THREADS = 2  # a robot has one of them at most, so one is left for the others
+_PICTURE_THREADS = 2
 _UNKNOWN = "the verifier does not know this session (any more); open a new one"
 _TOO_MANY = "the verifier has too many messages waiting; send again later"
 
@@ -85,6 +85,7 @@ class _Arrival:
 
     observation: Observation
     peer: Hashable
+    came: float  # time.perf_counter()
     begun: ReplyState | UnknownPicture | None = None
     seconds: float = 0.0  # that its pictures took
 
@@ -94,8 +95,7 @@ class _Turn(NamedTuple):
 
     owner: Hashable
     schedule: Callable[[], Work | None]
-    since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
-    arrival: _Arrival | None = None
+    since: float | None = None  # time.perf_counter(): it waits since then; None: its wait is not measured
     drafted: Callable[[], bool] = bool  # whether it brings drafted tokens, so that its pass gives more than one token
 
 
@@ -121,6 +121,7 @@ class VerifierEngine:
         self.metrics = Metrics(self)
         self._sessions = SessionTable(self.settings, self.metrics.ended, self.metrics.over_limit)
         self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
+        self._pictures: TurnQueue[_Arrival] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
         count = self.settings.max_batch if self.target.concurrent else 1
@@ -161,13 +162,14 @@ class VerifierEngine:
         """Bytes of the sessions' KV caches."""
         return self._sessions.cache_bytes()
 
-    def held_tokens(self) -> dict[str, int]:
-        """How many tokens sessions hold, by ``sessions.STATES``."""
-        return self._sessions.tokens_by_state(self.model.eos_token_ids)
+    def held_tokens(self) -> int:
+        """Tokens of prompts and replies that sessions hold."""
+        return self._sessions.tokens()
 
     def queue(self) -> tuple[int, int]:
-        """How many turns wait, and how many bytes they hold."""
-        return len(self._queue), self._queue.bytes
+        """How many turns wait, those whose pictures are being seen too, and how many bytes they hold."""
+        turns = len(self._queue) + len(self._pictures) + self._pictures.taken
+        return turns, self._queue.bytes + self._pictures.bytes
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when the engine is closed.
@@ -184,10 +186,13 @@ class VerifierEngine:
             case SessionClose():
                 if self._sessions.find(message.session, peer) is not None:
                     self._sessions.close(message.session)
-            case DraftTokens():
-                refusal = self._take_draft(message, peer)
-            case Observation() | Draft():
-                refusal = self._queue_message(message, peer)
+            case DraftTokens() | Observation() | Draft():
+                try:
+                    self._take_message(message, peer)
+                except RoundRefused as error:
+                    number = {Draft: "round", DraftTokens: "stream"}.get(type(message), "")
+                    where = message.session, message.reply, getattr(message, number, 0)
+                    refusal = Refusal(*where, error.code, str(error))
             case Question():
                 name, fingerprint = self.model.name[:256], self.model.fingerprint[:256]
                 refusal = QuestionReply(
@@ -205,14 +210,10 @@ class VerifierEngine:
         """The peer's link is down. Work for it stops; its sessions can be resumed until they expire."""
         self._sessions.detach(peer)
 
-    def resume(self, peer: Hashable) -> None:
-        """The peer reads again what it is sent: go on with replies that paused because it did not."""
-        for session in self._sessions.of_peer(peer):
-            self._queue_step(session, session.reply)
-
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
         self._queue.close()
+        self._pictures.close()
         until = time.monotonic() + timeout
         for thread in self._threads:
             if threading.current_thread() is not thread:
@@ -230,71 +231,67 @@ class VerifierEngine:
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
         owner = "open", peer
         turn = _Turn(owner, partial(self._open, request, self.metrics.counting(reply), peer))
-        return (
-            None
-            if self._queue.put(owner, turn, of=accounts_of(peer))
-            else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
-        )
+        taken = self._queue.put(owner, turn, of=account_of(peer))
+        return None if taken else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
 
-    def _take_draft(self, message: DraftTokens, peer: Hashable) -> Message | None:
-        """Note drafted tokens for the reply's next step; without any, queue the answer."""
+    def _take_message(self, message: Observation | Draft | DraftTokens, peer: Hashable) -> None:
+        """Queue what a message brings, or note drafted tokens for the reply's next step. RoundRefused."""
         session = self._sessions.find(message.session, peer)
         if session is None:
-            return Refusal(message.session, message.reply, message.stream, RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
-        if not session.streams:
-            sentence = f"mode {session.request.mode} decodes in rounds and takes no DraftTokens"
-            return Refusal(message.session, message.reply, message.stream, RefusalCode.OUT_OF_STEP, sentence)
-        if message.tokens:
+            raise RoundRefused(RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
+        if not isinstance(message, Observation) and session.streams is not isinstance(message, DraftTokens):
+            way = "without rounds; send DraftTokens" if session.streams else "in rounds; send Drafts"
+            raise RoundRefused(RefusalCode.OUT_OF_STEP, f"mode {session.request.mode} decodes {way}")
+        if isinstance(message, DraftTokens) and message.tokens:
             session.draft.take(message)
-            return None
-        turn = _Turn(session.id, partial(self._send_again, message, peer))
-        key = peer, message.session, message.reply, "again"
-        if self._queue.put(session.id, turn, of=accounts_of(peer), key=key):
-            return None
-        return Refusal(message.session, message.reply, message.stream, RefusalCode.OVERLOADED, _TOO_MANY)
-
-    def _queue_message(self, message: Observation | Draft, peer: Hashable) -> Message | None:
-        number = message.round if isinstance(message, Draft) else 0
-        session = self._sessions.find(message.session, peer)
-        if session is None:
-            return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, _UNKNOWN)
-        arrival: _Arrival | None = None
-        if isinstance(message, Draft):
-            if session.streams:
-                sentence = f"mode {session.request.mode} decodes without rounds; send DraftTokens"
-                return Refusal(message.session, message.reply, number, RefusalCode.OUT_OF_STEP, sentence)
-            schedule: Callable[[], Work | None] = partial(self._verify, message, peer)
+            return
+        kind, now = type(message).__name__, time.perf_counter()
+        put = partial(self._queue.put, session.id, of=account_of(peer), kind=kind, key=_key(message, peer))
+        if isinstance(message, DraftTokens):
+            taken = put(_Turn(session.id, partial(self._send_again, message, peer)))
+        elif isinstance(message, Draft):
+            turn = _Turn(session.id, partial(self._verify, message, peer), now, drafted=lambda: True)
+            taken = put(turn, size=len(message.evidence), weight=_weight(message))
+        elif self.target.concurrent:
+            turn = _Turn(session.id, partial(self._observe, _Arrival(message, peer, now)), now)
+            taken = put(turn, size=_size(message))
         else:
-            arrival = _Arrival(message, peer)
-            schedule = partial(self._observe, arrival)
-        if self._queue.put(
-            message.session,
-            _Turn(message.session, schedule, time.perf_counter(), arrival, partial(isinstance, message, Draft)),
-            of=accounts_of(peer),
-            kind=type(message).__name__,
-            key=_key(message, peer),
-            size=_size(message),
-            weight=_weight(message),
-            joins="" if arrival is None else Draft.__name__,  # its prompt and its first round
-            raw=arrival is not None and not self.target.concurrent,
-        ):
-            return None
-        return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
+            taken = self._queue_picture(session, _Arrival(message, peer, now))
+        if not taken:
+            raise RoundRefused(RefusalCode.OVERLOADED, _TOO_MANY)
+
+    def _queue_picture(self, session: Session, arrival: _Arrival) -> bool:
+        """Let the pictures be seen; what follows them waits. False when there is no room."""
+        message, peer = arrival.observation, arrival.peer
+        key = _key(message, peer)
+        if key in self._pictures:
+            return True
+        self._queue.hold(session.id)
+        if self._pictures.put(session.id, arrival, of=account_of(peer), key=key, size=_size(message)):
+            return True
+        self._queue.release(session.id)
+        return False
 
     # --------------------------------------------------------------------- threads for pictures
 
     def _see(self) -> None:
-        while not self._queue.closed:
-            try:
-                self._see_next()
-            except Exception:
-                self._failed("a picture")
+        while not self._pictures.closed:
+            self._see_next()
 
     def _see_next(self) -> None:
         # A function of its own, so that no reply is kept while the next picture is waited for.
-        with self._queue.preparing() as turn:
-            if turn is not None and turn.arrival is not None:
-                self._prepare(turn.arrival)
+        for arrival in self._pictures.ready(hold=True):
+            try:
+                self._prepare(arrival)
+            except Exception:
+                self._failed("a picture")
+            # Now the observation may take part in a step, with its first round if that has come.
+            session = arrival.observation.session
+            turn = _Turn(session, partial(self._observe, arrival), arrival.came + arrival.seconds)
+            of, joins = account_of(arrival.peer), Draft.__name__
+            self._queue.put(session, turn, of=of, joins=joins, first=True, bounded=False)
+            self._pictures.release(session)
+            self._queue.release(session)
 
     def _prepare(self, arrival: _Arrival) -> None:
         message = arrival.observation
@@ -356,8 +353,7 @@ class VerifierEngine:
         work: list[Work | None] = []
         for turn in turns:
             if turn.since is not None:
-                seen = 0.0 if turn.arrival is None else turn.arrival.seconds
-                self.metrics.waited(max(0.0, time.perf_counter() - turn.since - seen))
+                self.metrics.waited(max(0.0, time.perf_counter() - turn.since))
             try:
                 work.append(turn.schedule())
             except Exception:
@@ -494,25 +490,20 @@ class VerifierEngine:
             tokens, reply.reading = reply.reading, 0
             self.metrics.read(session, reply, tokens)
 
-    def _queue_prompt(self, prompt: PendingPrompt) -> None:
-        """Let the rest of a prompt be read in later passes, before the reply's first round."""
-        session = prompt.session
-        turn = _Turn(session.id, partial(self._read_on, session, prompt.reply))
-        of = accounts_of(session.peer)
-        self._queue.put(session.id, turn, of=of, kind="prompt", joins=Draft.__name__, first=True, bounded=False)
-
     def _queue_again(self, item: Work) -> None:
-        """Let a reply's first round, or step, wait for the rest of the prompt."""
+        """Let the rest of a prompt, and the reply's first round or step, wait for a later pass."""
         session = item.session
-        if isinstance(item, PendingPrompt):
-            self._queue_prompt(item)
-        elif session.streams:
+        if isinstance(item, PendingRound) and session.streams:
             self._queue_step(session, item.reply)
+            return
+        put = partial(self._queue.put, session.id, of=account_of(session.peer), first=True, bounded=False)
+        if isinstance(item, PendingPrompt):
+            turn = _Turn(session.id, partial(self._read_on, session, item.reply))
+            put(turn, kind="prompt", joins=Draft.__name__)
         else:
-            draft, kind = item.draft, Draft.__name__
+            draft = item.draft
             turn = _Turn(session.id, partial(self._verify, draft, session.peer))
-            of, key, weight = accounts_of(session.peer), _key(draft, session.peer), _weight(draft)
-            self._queue.put(session.id, turn, of=of, kind=kind, key=key, weight=weight, first=True, bounded=False)
+            put(turn, kind=Draft.__name__, key=_key(draft, session.peer), weight=_weight(draft))
 
     # -------------------------------------------------------------------------- worker: mode stream
 
@@ -524,7 +515,7 @@ class VerifierEngine:
         turn = _Turn(session.id, step, time.perf_counter(), drafted=session.draft.waits)
         weight = 1 + (MOST_DRAFTED if session.draft.waits() else 0)
         key = id(reply), "step"  # any thread may queue it, and the turn keeps the reply
-        self._queue.put(session.id, turn, of=accounts_of(session.peer), key=key, weight=weight, bounded=False)
+        self._queue.put(session.id, turn, of=account_of(session.peer), key=key, weight=weight, bounded=False)
 
     def _next_step(self, session: Session, reply: ReplyState) -> PendingRound | None:
         """A reply's part of this step; None for one that is over, or whose robot is gone: that one pauses."""
@@ -627,19 +618,18 @@ def _send_early(round: PendingRound, outcome: Outcome) -> None:
     round.session.send(outcome)
 
 
-def _weight(message: Observation | Draft) -> int:
-    """Tokens that a message adds to a pass; a prompt gets those that are left."""
-    return len(message.tokens) + 1 if isinstance(message, Draft) else 1
+def _weight(draft: Draft) -> int:
+    """Tokens that a draft adds to a pass."""
+    return len(draft.tokens) + 1
 
 
-def _key(message: Observation | Draft, peer: Hashable) -> Hashable:
+def _key(message: Observation | Draft | DraftTokens, peer: Hashable) -> Hashable:
     """Equal for duplicates of a message over one link. Over a new link it is another: only that one can be answered."""
+    where = type(message), peer, message.session, message.reply
     if isinstance(message, Draft):
-        return peer, message.session, message.reply, message.round, message.assumed, bool(message.tokens)
-    return peer, message.session, message.reply, len(message.verified)
+        return *where, message.round, message.assumed, bool(message.tokens)
+    return *where, len(message.verified) if isinstance(message, Observation) else 0
 
 
-def _size(message: Observation | Draft) -> int:
-    if isinstance(message, Draft):
-        return len(message.evidence)
-    return len(message.image) + sum(len(past.image) for past in message.history)
+def _size(observation: Observation) -> int:
+    return len(observation.image) + sum(len(past.image) for past in observation.history)

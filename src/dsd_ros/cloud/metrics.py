@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from dsd_ros import __version__
 from dsd_ros.cloud.rounds import Answer, PendingRound, ReplyState, Session
-from dsd_ros.cloud.sessions import STATES
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Refusal, RefusalCode, SessionReply
 
@@ -33,7 +32,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full", "draining", "robot")
+REFUSED_CONNECTIONS = ("token", "full", "draining")
 SESSION_LIMITS = ("total", "robot")
 DROPPED = ("missing", "forged", "replayed")  # a message's tag, over DDS
 
@@ -64,6 +63,7 @@ class Metrics:
         sessions = self._gauge("sessions", "Sessions held, by whether the robot's link is up.", "link")
         limit = self._gauge("sessions_limit", "Sessions that may be held at once.")
         caches = self._gauge("kv_cache_bytes", "Memory of the sessions' KV caches.")
+        tokens = self._gauge("session_tokens", "Tokens of prompts and replies that sessions hold.")
         turns = self._gauge("queue_turns", "Observations, passes and rounds that wait for their turn.")
         size = self._gauge("queue_bytes", "Bytes of pictures and distributions that wait.")
         figures: list[tuple[Gauge, Callable[[VerifierEngine], int]]] = [
@@ -71,11 +71,10 @@ class Metrics:
             (sessions.labels("down"), lambda engine: engine.held_sessions()[1]),
             (limit, lambda engine: engine.settings.max_sessions),
             (caches, lambda engine: engine.cache_bytes()),
+            (tokens, lambda engine: engine.held_tokens()),
             (turns, lambda engine: engine.queue()[0]),
             (size, lambda engine: engine.queue()[1]),
         ]
-        held = self._gauge("session_tokens", "Tokens of prompts and replies that sessions hold, by state.", "state")
-        figures += [(held.labels(state), partial(_held_tokens, state)) for state in STATES]
         for gauge, figure in figures:
             gauge.set_function(partial(self._read, figure))
 
@@ -201,11 +200,10 @@ class Metrics:
                 family.labels(name)
 
     def refused(self, reason: str, robot: str = "") -> None:
-        """A connection was refused, for one of REFUSED_CONNECTIONS."""
+        """A connection was refused, for one of REFUSED_CONNECTIONS; ``robot``: at its own limit."""
         self.refused_connections[reason].inc()
-        if reason == "robot":
-            self._robot_refused.labels(robot).inc()
         if robot:
+            self._robot_refused.labels(robot).inc()
             _log.info("a connection is refused (%s)", reason, extra=_robot(robot))
 
     def read(self, session: Session, reply: ReplyState, tokens: int) -> None:
@@ -242,10 +240,6 @@ class Metrics:
         """A reply ended with tokens that the robot drew itself."""
         self._accepted[session.request.mode].inc(max(0, len(draft.resampled) - 1))
         self._generated(len(draft.resampled))
-
-
-def _held_tokens(state: str, engine: VerifierEngine) -> int:
-    return engine.held_tokens()[state]
 
 
 def _robot(name: str) -> dict[str, object]:

@@ -48,7 +48,6 @@ _library_log.setLevel(logging.CRITICAL)
 
 # A robot reads what it asked for. One that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
-PAUSE_FRAMES = 64  # so many unread pause its replies
 MAX_MALFORMED_FRAMES = 8
 OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
@@ -57,7 +56,6 @@ QUIET_S = 5.0  # without a message, a robot is between two replies; one that wai
 _LOOK_S = 0.2  # how often a draining verifier looks for connections between two replies
 _MOST_REASON = 120  # characters of a close frame's sentence
 _SHUTTING_DOWN = "the verifier is shutting down"
-
 _BUSY_LINK_POLL_S = 0.002
 
 
@@ -73,7 +71,6 @@ class Served(Protocol):
     def has_room(self) -> bool: ...
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
-    def resume(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
 
@@ -155,7 +152,7 @@ class VerifierServer:
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
                 max_queue=4,
-                write_limit=0,
+                write_limit=1,  # at 0, asyncio's TLS pauses each write until something comes in
                 open_timeout=OPEN_TIMEOUT_S,
                 close_timeout=CLOSE_TIMEOUT_S,
                 ping_interval=10,
@@ -251,26 +248,23 @@ class VerifierServer:
             if connection.holder is None:
                 metrics.refused("token")
                 return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
-        reason, sentence = self._refusal(connection)
-        if not reason:
-            return None
-        metrics.refused(reason, connection.robot)
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
-
-    def _refusal(self, connection: RobotConnection) -> tuple[str, str]:
-        """Why a robot may not connect now, as one of REFUSED_CONNECTIONS and as a sentence; empty: it may."""
-        if self._draining:
-            return "draining", _SHUTTING_DOWN
         # As many again as sessions: of those that a robot has left, and has not closed.
-        if len(self._served) >= 2 * self._settings.max_sessions:
-            return "full", self._full
         robot, most = connection.robot, 2 * self._most_sessions(connection)
-        if robot and sum(other.robot == robot for other in self._served) >= most:
-            return "robot", (
+        if self._draining:
+            sentence = _SHUTTING_DOWN
+            metrics.refused("draining")
+        elif len(self._served) >= 2 * self._settings.max_sessions:
+            sentence = self._full
+            metrics.refused("full")
+        elif robot and sum(other.robot == robot for other in self._served) >= most:
+            sentence = (
                 f"the robot {robot} already has its {most} connections, two a session; close some, or raise its "
                 "'sessions' in the verifier's tokens file"
             )
-        return "", ""
+            metrics.refused("full", robot)
+        else:
+            return None
+        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
 
     def _most_sessions(self, connection: RobotConnection) -> int:
         """Sessions that a robot may hold. Where robots have no names, all of them share one token."""
@@ -300,22 +294,15 @@ class VerifierServer:
         self._engine.metrics.connected(1)
         ready, in_loop = asyncio.Event(), self._in_loop
         outbox = Outbox(limit=MAX_UNSENT_FRAMES, on_ready=lambda: in_loop(ready.set))
-        paused = threading.Event()  # a reply pauses until the outbox is empty
 
-        def answer(message: Message) -> bool:
+        def answer(message: Message) -> None:
             if isinstance(message, SessionReply) and message.error == self._full:
                 # Another verifier may have room.
                 in_loop(lambda: self._end(connection, CloseCode.TRY_AGAIN_LATER, self._full))
-                return True
-            if not outbox.put(message):
+            elif not outbox.put(message):
                 in_loop(connection.transport.abort)
-            if len(outbox) < PAUSE_FRAMES:
-                return True
-            paused.set()
-            in_loop(ready.set)  # the outbox may be empty by now
-            return False
 
-        sender = asyncio.create_task(self._send(connection, peer, outbox, ready, paused))
+        sender = asyncio.create_task(self._send(connection, outbox, ready))
         try:
             await self._receive(connection, peer, answer)
         except ConnectionClosed:
@@ -345,23 +332,15 @@ class VerifierServer:
                 metrics.sending(refusal)
                 answer(refusal)
                 continue
-            begins = isinstance(message, Observation) and connection.between_replies(QUIET_S)
-            if self._draining and begins:
+            if self._draining and isinstance(message, Observation) and connection.between_replies(QUIET_S):
                 self._move(connection)
                 return
             connection.carried(message, self._ends)
             if not self._engine.submit(message, answer, peer):
-                await connection.close(1001, _SHUTTING_DOWN)
+                await connection.close(CloseCode.GOING_AWAY, _SHUTTING_DOWN)
                 return
 
-    async def _send(
-        self,
-        connection: RobotConnection,
-        peer: RobotLink,
-        outbox: Outbox,
-        ready: asyncio.Event,
-        paused: threading.Event,
-    ) -> None:
+    async def _send(self, connection: RobotConnection, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link.
 
         The kernel buffers what a slow link cannot carry. The link is free while it holds few bytes unsent.
@@ -382,9 +361,6 @@ class VerifierServer:
                     connection.carried(message, self._ends)
                     self._engine.metrics.sent(len(frame))
                     continue
-                if paused.is_set() and not outbox:
-                    paused.clear()
-                    self._engine.resume(peer)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)
         except ConnectionClosed:
@@ -395,9 +371,8 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
     """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
     SIGTERM drains the server first, as ``drain_s`` says; another signal ends that. SIGHUP has certificate and tokens
-    read again. ServerError or ValueError when the settings cannot be served;
-    ServerError when the engine fails for good, so that whoever started the process
-    starts it again.
+    read again. ServerError or ValueError when the settings cannot be served; ServerError when the engine fails for
+    good, so that whoever started the process starts it again.
     """
     asked, at_once = threading.Event(), threading.Event()
 

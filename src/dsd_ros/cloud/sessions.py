@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 
 from dsd_ros.cloud.rounds import Answer, Session, TargetModel
@@ -16,9 +15,6 @@ from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.wire.messages import PROTOCOL_VERSION, TICKET_BYTES, SessionRequest
 from dsd_ros.wire.turns import RobotLink
-
-# A reply that its robot has cut off counts as being decoded until the next one begins.
-DECODING, IDLE, LINK_DOWN = STATES = "decoding", "idle", "link-down"
 
 
 class SessionTable:
@@ -53,27 +49,14 @@ class SessionTable:
             up = sum(session.peer is not None for session in self._sessions.values())
             return up, len(self._sessions) - up
 
-    def tokens_by_state(self, end_tokens: frozenset[int]) -> dict[str, int]:
-        """Tokens of prompts and replies that sessions hold, by their STATES."""
-        held = dict.fromkeys(STATES, 0)
-        with self._lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            reply = session.reply
-            if reply is None:
-                continue
-            ended = _has_ended(session, end_tokens)
-            held[LINK_DOWN if session.peer is None else IDLE if ended else DECODING] += reply.held
-        return held
+    def tokens(self) -> int:
+        """Tokens of prompts and replies that sessions hold."""
+        return sum(session.reply.held for session in list(self._sessions.values()) if session.reply is not None)
 
     def find(self, session: int, peer: Hashable) -> Session | None:
         """The session of that id, if it is this peer's."""
         found = self._sessions.get(session)
         return found if found is not None and found.peer == peer else None
-
-    def of_peer(self, peer: Hashable) -> list[Session]:
-        """The sessions that this peer holds."""
-        return [session for session in list(self._sessions.values()) if session.peer == peer]
 
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
@@ -152,16 +135,14 @@ class SessionTable:
         )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End one of these sessions without a link: of the robot that holds the most, the one unused for longest.
+        """End that of these sessions without a link which has been unused for longest; whether there is one.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
         detached = [session for session in sessions if session.peer is None]
-        if not detached:
-            return False
-        held = Counter(session.robot for session in self._sessions.values())
-        self._end(min(detached, key=lambda session: (-held[session.robot], session.last_used)).id, "evicted")
-        return True
+        if detached:
+            self._end(min(detached, key=lambda session: session.last_used).id, "evicted")
+        return bool(detached)
 
     def _end(self, session: int, reason: str) -> None:
         ended = self._sessions.pop(session, None)
@@ -175,14 +156,6 @@ def full(settings: EngineSettings) -> str:
     return (
         f"the verifier already holds its {settings.max_sessions} sessions; try again later, or raise its max_sessions"
     )
-
-
-def _has_ended(session: Session, end_tokens: frozenset[int]) -> bool:
-    """Whether the session's reply is over, as far as its verifier knows."""
-    if session.reply is not None and session.reply.ended:
-        return True
-    last = session.reply.outcomes[-1] if session.reply is not None and session.reply.outcomes else None
-    return last is not None and not last.distribution and last.next_token in end_tokens
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

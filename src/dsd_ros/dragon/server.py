@@ -42,7 +42,7 @@ from dsd_ros.wire.messages import (
     Reveal,
     Verdict,
 )
-from dsd_ros.wire.turns import RobotLink, TurnQueue, accounts_of
+from dsd_ros.wire.turns import RobotLink, TurnQueue, account_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -195,7 +195,7 @@ class DragonServer:
         answer = _Answer(question, reply, peer)
         self._answers[answer.key] = answer
         self._inbox.hold(answer)
-        self._turns.put(answer, answer, of=accounts_of(peer))
+        self._turns.put(answer, answer, of=account_of(peer))
         return None
 
     def _model_for(self, question: Question) -> tuple[Any, Asking]:
@@ -225,7 +225,7 @@ class DragonServer:
         if isinstance(message, QuestionEnd):
             self._drop(answer)
         elif not self._inbox.put(
-            answer, (answer, message), of=accounts_of(peer), size=len(getattr(message, "evidence", b""))
+            answer, (answer, message), of=account_of(peer), size=len(getattr(message, "evidence", b""))
         ):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
@@ -270,7 +270,7 @@ class DragonServer:
             if answer.side is not None and answer.side.ended:
                 self._drop(answer)
             elif answer.side is not None and answer.side.wants_work:
-                self._turns.put(answer, answer, of=accounts_of(answer.peer))
+                self._turns.put(answer, answer, of=account_of(answer.peer))
 
     def _give_up(self, answer: _Answer, code: EndCode, sentence: str) -> None:
         with self._lock:
@@ -316,7 +316,7 @@ class WithDocuments:
         self._store = store
         self.model, self.metrics = engine.model, engine.metrics
         self.held_sessions, self.queue = engine.held_sessions, engine.queue
-        self.has_room, self.resume = engine.has_room, engine.resume
+        self.has_room = engine.has_room
 
     @property
     def sessions(self) -> int:

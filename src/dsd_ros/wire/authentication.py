@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from dsd_ros.logs import OnceAMinute
 from dsd_ros.wire.channel import Channel, LinkTimeout
 from dsd_ros.wire.messages import (
     NONCE_BYTES,
@@ -49,7 +50,6 @@ REMEMBERED = 1024  # a message that comes after this many later ones counts as r
 NUMBER_BYTES = 4
 _FIRST = bytes(NUMBER_BYTES)
 _WINDOW = (1 << REMEMBERED) - 1
-_LOG_EVERY_S = 60.0
 _DENIED_S = 0.3  # a verifier that does know the session answers meanwhile
 UNPROVEN = (
     "what answers as the verifier does not prove that it holds this robot's token; give both sides the same token file "
@@ -170,16 +170,14 @@ class Dropped:
 
     def __init__(self) -> None:
         self.count = 0
-        self._next_line = 0.0
+        self._lines = OnceAMinute()
         self._lock = threading.Lock()
 
     def add(self, message: Message, fault: str) -> None:
         with self._lock:
             self.count += 1
-            now = time.monotonic()
-            if now < self._next_line:
+            if not self._lines.due():
                 return
-            self._next_line = now + _LOG_EVERY_S
         _log.warning(
             "a %s whose tag is %s was dropped, %d messages in all: another process sends on this link, or the two "
             "sides' token files differ",

@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Path = tuple[Hashable, ...]
+Lane = tuple[Hashable, Hashable]  # account, owner
 
 _REMEMBERED = 4096  # of those that were served; idle ones are forgotten beyond this
 
@@ -30,13 +29,9 @@ class RobotLink:
     max_sessions: int  # of that robot, over all its connections
 
 
-def accounts_of(peer: Hashable) -> Path:
-    """What the turns of ``peer`` are counted for: its robot, if that has a name, and itself."""
-    return (peer.robot, peer) if isinstance(peer, RobotLink) and peer.robot else (peer,)
-
-
-def _link(path: Path) -> Path:
-    return path[:-1] or path
+def account_of(peer: Hashable) -> Hashable:
+    """Whose share the turns of ``peer`` are: its robot's, if that has a name; else its own."""
+    return peer.robot if isinstance(peer, RobotLink) and peer.robot else peer
 
 
 @dataclass(slots=True)
@@ -47,30 +42,26 @@ class _Waiting(Generic[T]):
     kind: str
     weight: int
     joins: str
-    raw: bool
 
 
 class TurnQueue(Generic[T]):
     """Turns of many owners, bounded. Thread-safe.
 
     An owner's turns are taken in the order they came, and each step takes one of every owner. Where a step has no room
-    for all, they take part by rotation: first one owner of each robot, then a second one of each, and so on; those
-    first that were served longest ago. So many sessions or links give no larger share.
-    What a turn needs beforehand is done by other workers (``preparing``), so that only its owner waits for it.
+    for all, they take part by rotation: first one owner of each account, then a second one of each, and so on; those
+    first that were served longest ago. So many sessions or links of a robot give no larger share.
     """
 
     def __init__(self, per_owner: int, max_bytes: int = sys.maxsize) -> None:
-        """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of one link's waiting turns together."""
+        """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of one account's turns together."""
         self._per_owner, self._max_bytes = per_owner, max_bytes
-        self._lanes: dict[Path, deque[_Waiting[T]]] = {}  # path of an owner -> its waiting turns, never empty
-        self._served: dict[Path, int] = {}  # the last step that took a turn of a robot, a link or an owner
+        self._lanes: dict[Lane, deque[_Waiting[T]]] = {}  # waiting turns, never empty
+        self._served: dict[Lane | tuple[Hashable], int] = {}  # the last step that took a turn of a lane, or an account
         self._step = 0
         self._keys: set[Hashable] = set()
-        self._held: dict[Hashable, bool] = {}  # owners whose turns wait; whether a worker has one of them
-        self._bytes_of: Counter[Path] = Counter()  # by link
-        self._preparing: set[Path] = set()  # links whose turns are being prepared
-        lock = threading.RLock()
-        self._changed, self._raw = threading.Condition(lock), threading.Condition(lock)
+        self._held: Counter[Hashable] = Counter()  # owners whose turns wait, and for how many releases
+        self._bytes_of: Counter[Hashable] = Counter()  # by account
+        self._changed = threading.Condition()
         self._closed = False
 
     def put(
@@ -78,27 +69,25 @@ class TurnQueue(Generic[T]):
         owner: Hashable,
         turn: T,
         *,
-        of: Path = (),
+        of: Hashable = None,
         kind: str = "",
         key: Hashable = None,
         size: int = 0,
         weight: int = 1,
         joins: str = "",
         first: bool = False,
-        raw: bool = False,
         bounded: bool = True,
     ) -> bool:
         """Add a turn of ``size`` bytes; False when there is no room for it and it is not exempt (``bounded``).
 
         A turn is dropped silently when one with the same ``key`` waits already, or when the queue is closed.
 
-        :param of: what the owner is a part of, the widest first: its robot and its link.
+        :param of: the owner's account, see ``account_of``.
         :param weight: its part of the work of the turns taken with it.
         :param joins: of more turns than one, the owner's next is taken along if its ``kind`` is this.
         :param first: it goes before the owner's other turns.
-        :param raw: it has to be prepared before it can be taken, see ``preparing``.
         """
-        path = (*of, owner)
+        path = of, owner
         with self._changed:
             if self._closed or (key is not None and key in self._keys):
                 return True
@@ -107,11 +96,11 @@ class TurnQueue(Generic[T]):
             if full and bounded:
                 return False
             lane = self._lanes.setdefault(path, deque())
-            (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins, raw))
-            self._count(path, size)
+            (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins))
+            self._count(of, size)
             if key is not None:
                 self._keys.add(key)
-            (self._raw if lane[0].raw else self._changed).notify()
+            self._changed.notify()
             return True
 
     def ready(
@@ -151,45 +140,24 @@ class TurnQueue(Generic[T]):
                     break
             return turns
 
-    @contextmanager
-    def preparing(self, timeout: float | None = None) -> Iterator[T | None]:
-        """The next turn to prepare, which may be taken once the block has ended.
-
-        It is its owner's first, and one of a link at a time. None after ``timeout`` seconds without one, or when the
-        queue is closed.
-        """
-        with self._changed:
-            self._raw.wait_for(lambda: self._closed or bool(self._next_raw()), timeout)
-            path = self._next_raw()
-            waiting = self._lanes[path][0] if path else None
-            if waiting is not None:
-                self._preparing.add(_link(path))
-        try:
-            yield None if waiting is None else waiting.turn
-        finally:
-            with self._changed:
-                if waiting is not None:
-                    self._preparing.discard(_link(path))
-                    waiting.raw = False
-                    self._changed.notify()
-                    self._raw.notify()
-
     def hold(self, owner: Hashable) -> None:
-        """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
+        """Let an owner's turns wait until as many ``release``; those that come meanwhile, too."""
         with self._changed:
-            self._held[owner] = False
+            self._held[owner] += 1
 
     def release(self, owner: Hashable) -> None:
         """Let a held owner take its turns again."""
         with self._changed:
-            self._held.pop(owner, None)
+            self._held[owner] -= 1
+            if self._held[owner] <= 0:
+                del self._held[owner]
             self._changed.notify()
 
     def discard(self, owner: Hashable) -> None:
         """Drop all turns of an owner, and release it."""
         with self._changed:
             self._held.pop(owner, None)
-            for path in [path for path in self._lanes if path[-1] == owner]:
+            for path in [path for path in self._lanes if path[1] == owner]:
                 for waiting in self._lanes.pop(path):
                     self._forget(path, waiting)
 
@@ -202,7 +170,6 @@ class TurnQueue(Generic[T]):
                     self._forget(path, waiting)
             self._lanes.clear()
             self._changed.notify_all()
-            self._raw.notify_all()
 
     @property
     def closed(self) -> bool:
@@ -212,7 +179,7 @@ class TurnQueue(Generic[T]):
     def taken(self) -> int:
         """How many turns of ``ready(hold=True)`` have not ended."""
         with self._changed:
-            return sum(self._held.values())
+            return self._held.total()
 
     @property
     def bytes(self) -> int:
@@ -220,56 +187,54 @@ class TurnQueue(Generic[T]):
         with self._changed:
             return self._bytes_of.total()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a turn with this key waits."""
+        with self._changed:
+            return key in self._keys
+
     def __len__(self) -> int:
         with self._changed:
             return sum(len(lane) for lane in self._lanes.values())
 
     # --------------------------------------------------------------------- under self._changed
 
-    def _takeable(self) -> list[Path]:
-        return [path for path, lane in self._lanes.items() if path[-1] not in self._held and not lane[0].raw]
+    def _takeable(self) -> list[Lane]:
+        return [path for path in self._lanes if path[1] not in self._held]
 
-    def _rotation(self, paths: list[Path], eager: Callable[[T], bool] = lambda _: False, depth: int = 0) -> list[Path]:
-        """These owners in the order in which they take part: by turns of the robots, of their links, of sessions."""
-        if len(paths) < 2:
-            return paths
-        groups: dict[Path, list[Path]] = {}
+    def _rotation(self, paths: list[Lane], eager: Callable[[T], bool]) -> list[Lane]:
+        """These owners in the order in which they take part: by turns of the accounts, and in each of its owners."""
+        accounts: dict[tuple[Hashable], list[Lane]] = {}
         for path in paths:
-            groups.setdefault(path[: depth + 1], []).append(path)
+            accounts.setdefault(path[:1], []).append(path)
 
-        def served(place: Path) -> int:
-            return self._served.get(place, 0) - any(eager(self._lanes[path][0].turn) for path in groups[place])
+        def served(place: Lane | tuple[Hashable], lanes: list[Lane]) -> int:
+            return self._served.get(place, 0) - any(eager(self._lanes[path][0].turn) for path in lanes)
 
-        parts = [self._rotation(groups[place], eager, depth + 1) for place in sorted(groups, key=served)]
-        return [path for row in zip_longest(*parts) for path in row if path is not None]
+        for lanes in accounts.values():
+            lanes.sort(key=lambda path: served(path, [path]))
+        order = sorted(accounts, key=lambda account: served(account, accounts[account]))
+        rows = zip_longest(*(accounts[account] for account in order))
+        return [path for row in rows for path in row if path is not None]
 
-    def _take(self, path: Path, hold: bool) -> T:
+    def _take(self, path: Lane, hold: bool) -> T:
         lane = self._lanes.pop(path)
         waiting = lane.popleft()
         if lane:
             self._lanes[path] = lane  # after the other owners
-            if lane[0].raw:
-                self._raw.notify()
-        for end in range(1, len(path) + 1):
-            self._served[path[:end]] = self._step
+        self._served[path] = self._served[path[:1]] = self._step
         if len(self._served) > _REMEMBERED:
-            kept = {path[:end] for path in self._lanes for end in range(1, len(path) + 1)}
+            kept = {place for path in self._lanes for place in (path, path[:1])}
             self._served = {place: step for place, step in self._served.items() if place in kept}
         self._forget(path, waiting)
         if hold:
-            self._held[path[-1]] = True
+            self._held[path[1]] += 1
         return waiting.turn
 
-    def _next_raw(self) -> Path:
-        """The owner whose turn is to be prepared next; empty: none."""
-        free = [path for path, lane in self._lanes.items() if lane[0].raw and _link(path) not in self._preparing]
-        return next(iter(self._rotation(free)), ())
-
-    def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
+    def _forget(self, path: Lane, waiting: _Waiting[T]) -> None:
         self._keys.discard(waiting.key)
-        self._count(path, -waiting.size)
+        self._count(path[0], -waiting.size)
 
-    def _count(self, path: Path, size: int) -> None:
-        self._bytes_of[path[:-1]] += size
-        if not self._bytes_of[path[:-1]]:
-            del self._bytes_of[path[:-1]]
+    def _count(self, account: Hashable, size: int) -> None:
+        self._bytes_of[account] += size
+        if not self._bytes_of[account]:
+            del self._bytes_of[account]

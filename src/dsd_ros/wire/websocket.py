@@ -9,13 +9,12 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
@@ -213,30 +212,11 @@ def _bound_sends(link: socket.socket, seconds: float) -> None:
         link.setsockopt(socket.IPPROTO_TCP, option, max(1, round(1000 * seconds)))
 
 
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """The pause that a response asks for, s; 0.0 if none.
-
-    A date is compared with the response's own: this machine's clock may not be set yet.
-    """
-    text = _header(headers, "Retry-After")
-    try:
-        if text.isdecimal():
-            seconds = float(text)
-        else:
-            sent = _header(headers, "Date")
-            now = parsedate_to_datetime(sent) if sent else datetime.now(timezone.utc)
-            seconds = (parsedate_to_datetime(text) - now).total_seconds()
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
-    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
-
-
-def _header(headers: Mapping[str, str], name: str) -> str:
-    """A header's value, "" if it is missing or repeated."""
-    try:
-        return headers.get(name, "").strip()
-    except LookupError:  # websockets refuses to choose between several
-        return ""
+def _retry_after(headers: Headers) -> float:
+    """The pause that a response asks for, s; 0.0 if none, or not in seconds."""
+    given = headers.get_all("Retry-After")
+    text = given[0].strip() if len(given) == 1 else ""
+    return min(float(text), MAX_RETRY_AFTER_S) if text.isdecimal() else 0.0
 
 
 def _client_tls(ca_file: str | Path | None) -> ssl.SSLContext:

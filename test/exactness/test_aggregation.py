@@ -48,11 +48,11 @@ def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
 
 
 @contextlib.contextmanager
-def serving(model, asking, port: int = 0) -> Iterator[str]:
-    service = AblationServer(model, THEIRS, asking=asking(model))
+def serving(model, asking, settings: AblationSettings | None = None) -> Iterator[str]:
+    service = AblationServer(settings or AblationSettings(), model, THEIRS, asking=asking(model))
     with (
         WithDocuments(VerifierEngine(model), service) as both,
-        VerifierServer(both, VerifierSettings(port=port)) as server,
+        VerifierServer(both, VerifierSettings(port=0)) as server,
     ):
         yield server.url
 
@@ -77,12 +77,12 @@ def tables() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("evidence", "window", "schedule", "temperature"), EVERYTHING)
-def test_the_answer_is_that_of_both_mixtures(tables, evidence, window, schedule, temperature):
+def test_the_answer_is_that_of_both_mixtures(evidence, window, schedule, temperature):
     settings = AblationSettings(
         evidence=evidence, window=window, schedule=schedule, temperature=temperature, max_tokens=24,
         head=2, seed=11,
     )  # fmt: skip
-    with asking_at(tables, settings) as asking:
+    with serving(CLOUD, letters, settings) as url, asking_at(url, settings) as asking:
         answer = asking.answer(QUESTION)
     assert answer.tokens == reference(DEVICE, CLOUD, settings, letters)
     statistics = answer.statistics

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from any_message import MESSAGES
+from hypothesis import given, settings
 from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import String
 
@@ -16,68 +17,6 @@ from dsd_ros.wire import messages as wire
 from dsd_ros.wire.codec import WireError
 
 SESSION, TICKET = 8, b"sixteen bytes..."
-U16, U32 = st.integers(0, 65535), st.integers(0, 2**32 - 1)
-TOKEN = st.integers(0, wire.MAX_VOCABULARY - 1)
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
-LAYERS = st.lists(U16, max_size=256)
-ID = st.integers(1, 2**32 - 1)
-PASTS = st.builds(
-    wire.Past, TEXT, st.sampled_from(["rgb8", "png"]), st.integers(0, 8192), st.integers(0, 8192),
-    st.binary(max_size=50), st.binary(min_size=8, max_size=8),
-)  # fmt: skip
-MESSAGES = st.one_of(
-    st.builds(
-        wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
-        st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.integers(1, 256),
-        st.sampled_from([b"", TICKET]), st.booleans(), LAYERS, st.floats(0, 1), TEXT,
-    ),
-    st.builds(
-        wire.SessionReply, U32, U32, TEXT, TEXT, TEXT, U32,
-        st.lists(TOKEN, max_size=16), LAYERS, st.sampled_from([b"", TICKET]),
-    ),
-    st.builds(
-        wire.Observation, ID, U32, TEXT.filter(bool), st.integers(0, 8192), st.integers(0, 8192),
-        st.sampled_from(["rgb8", "png", "none"]), st.binary(max_size=100),
-        st.lists(TOKEN, max_size=200), U32, st.lists(PASTS, max_size=8),
-    ),
-    st.builds(
-        wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), st.binary(max_size=200),
-        st.binary(max_size=64), st.sampled_from([b"", b"digested"]), st.lists(TOKEN, max_size=64),
-    ),
-    st.builds(wire.DraftTokens, ID, U32, U32, U32, st.lists(TOKEN, max_size=64)),
-    st.builds(wire.VerifiedTokens, ID, U32, U32, st.lists(TOKEN, max_size=200), U16, U16, U32, st.booleans()),
-    st.builds(
-        wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32,
-        st.binary(max_size=100),
-    ),
-    st.builds(
-        wire.Refusal, U32, U32, U32, st.sampled_from(wire.RefusalCode),
-        TEXT,
-    ),
-    st.builds(wire.SessionClose, ID),
-    st.builds(
-        wire.Question, ID, U16, U16, TEXT, U32, TEXT.filter(bool), st.integers(0, 64),
-        st.floats(0, 100), st.integers(0, 2**63 - 1), U32, TEXT, TEXT, st.integers(1, 4096), U16,
-        st.integers(1, 64), U16, TEXT, TEXT, st.lists(TOKEN, max_size=16),
-        st.lists(TOKEN, max_size=200),
-    ),
-    st.builds(
-        wire.QuestionReply, ID, U16, TEXT, TEXT, TEXT, U32, st.lists(TOKEN, max_size=16), U16
-    ),
-    st.builds(
-        wire.Proposal, ID, U16, U16, U16, TOKEN, st.floats(-1000, 1000), st.binary(max_size=200),
-        U32, U32, U32, U32,
-    ),
-    st.builds(
-        wire.Verdict, ID, U16, U16, TOKEN, st.booleans(), st.booleans(), st.booleans(), U32, U32,
-        U32, U32,
-    ),
-    st.builds(
-        wire.Reveal, ID, U16, U16, U16, st.lists(TOKEN, min_size=1, max_size=100),
-        st.binary(max_size=400),
-    ),
-    st.builds(wire.QuestionEnd, ID, U16, st.sampled_from(wire.EndCode), TEXT),
-)  # fmt: skip
 
 
 @settings(max_examples=200)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
+from any_message import KINDS, MESSAGES, fields_of, high, low, plain
 from hypothesis import given, settings as profile, strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
@@ -16,58 +17,6 @@ from wire_samples import SAMPLES
 
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode
-
-KINDS = get_args(m.Message)
-
-
-def fields_of(kind: type[m.Fields]) -> dict[str, inspect.Type]:
-    found = inspect.type_info(kind).fields
-    return {field.name: _plain(field.type) for field in found}
-
-
-def _plain(kind: inspect.Type) -> inspect.Type:
-    return _plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
-
-
-def low(kind: Any) -> Any:
-    return kind.ge if kind.ge is not None else kind.gt
-
-
-def high(kind: Any) -> Any:
-    return kind.le if kind.le is not None else kind.lt - 1
-
-
-def values(kind: inspect.Type, name: str = "") -> st.SearchStrategy:
-    """Any value that a field of this type may have; long ones not very long."""
-    kind = _plain(kind)
-    if name == "confidence":  # it travels in 16 bits
-        return st.integers(0, 65535).map(lambda units: units / 65535)
-    match kind:
-        case inspect.BoolType():
-            return st.booleans()
-        case inspect.IntType():
-            return st.integers(low(kind), high(kind))
-        case inspect.FloatType():
-            return st.floats(low(kind), high(kind), exclude_min=kind.ge is None)
-        case inspect.StrType():
-            return st.text(min_size=kind.min_length or 0, max_size=min(kind.max_length, 300))
-        case inspect.BytesType():
-            return st.binary(min_size=kind.min_length or 0, max_size=min(kind.max_length, 300))
-        case inspect.ListType():
-            inner = values(kind.item_type)
-            return st.lists(inner, min_size=kind.min_length or 0, max_size=min(kind.max_length, 40))
-        case inspect.StructType():
-            return messages(kind.cls)
-    raise AssertionError(kind)
-
-
-def messages(kind: type[m.Fields]) -> st.SearchStrategy:
-    made = st.builds(kind, **{name: values(field, name) for name, field in fields_of(kind).items()})
-    # A distribution stands in the next token's place.
-    return made.map(lambda one: replace(one, next_token=0) if one.distribution else one) if kind is m.Outcome else made
-
-
-MESSAGES = st.one_of(*map(messages, KINDS))
 
 
 @given(MESSAGES)
@@ -113,7 +62,7 @@ def beyond(kind: inspect.Type, value: Any) -> list[Any]:
             return [one * (kind.max_length + 1), *([one * (kind.min_length - 1)] if kind.min_length else [])]
         case inspect.ListType():
             too_many = [[value[0]] * (kind.max_length + 1), *([[]] if kind.min_length else [])]
-            inner = _plain(kind.item_type)
+            inner = plain(kind.item_type)
             if isinstance(inner, inspect.StructType):
                 return [*too_many, *([one] for one in broken(value[0]))]
             return [*too_many, *([one] for one in beyond(inner, value[0]))]

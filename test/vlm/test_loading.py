@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
+from transformers import AutoTokenizer
 
+from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.paths import models_directory
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model, tokenizer_fingerprint
 from dsd_ros.vlm.quantization import quantize_on_cpu
 
 INSTRUCTION = "find the silver bottle"
@@ -251,6 +253,27 @@ def test_tokenizer_fingerprint_ignores_the_layout_of_the_file():
     assert tokenizer_fingerprint(json.dumps(value)) == tokenizer_fingerprint(modern)
     value["model"]["merges"] = ["c d", "a b"]
     assert tokenizer_fingerprint(json.dumps(value)) != tokenizer_fingerprint(modern)
+
+
+def test_tokens_that_the_tokenizers_configuration_alone_adds(model, own_directory):
+    """As in Qwen2-VL-2B-Instruct, whose tokenizer.json ends before the tokens of pictures."""
+    path = own_directory / "tokenizer.json"
+    value = json.loads(path.read_text())
+    added = value["added_tokens"]
+    value["added_tokens"] = added[:2]
+    path.write_text(json.dumps(value))
+    decoder = {str(token["id"]): {k: token[k] for k in token if k != "id"} for token in reversed(added)}
+    edit_json(own_directory / "tokenizer_config.json", added_tokens_decoder=decoder)
+    front = load_front(ModelSettings(str(own_directory)))
+    text = model.template.render(INSTRUCTION, 3)
+    ids = front.tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == AutoTokenizer.from_pretrained(own_directory)(text)["input_ids"] == model.prompt_tokens(INSTRUCTION, 3)
+    assert front.known_tokens == TOKENS
+    for vocabulary in (front, Vocabulary.load(own_directory), Vocabulary.load(path)):
+        assert vocabulary.tokenizer_fingerprint == model.tokenizer_fingerprint
+    (own_directory / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ModelError, match="tokenizer_config.json cannot be read as JSON"):
+        load_front(ModelSettings(str(own_directory)))
 
 
 def test_tied_embeddings(own_directory):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from dsd_ros.paths import user_path
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import tokenizer_fingerprint
+from dsd_ros.vlm.loading import read_tokenizer, tokenizer_fingerprint
 
 # Put before text that is not the beginning: some tokenizers treat the first word of a text differently.
 _ANCHOR = "\n"
@@ -40,7 +40,7 @@ class Vocabulary:
         if file.is_dir():
             file = file / "tokenizer.json"
         try:
-            return cls(file.read_text(encoding="utf-8"))
+            return cls(read_tokenizer(file))
         except FileNotFoundError as error:
             raise ModelError(
                 f"there is no tokenizer {file}; give the target's model directory or its tokenizer.json"

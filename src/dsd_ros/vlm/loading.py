@@ -30,7 +30,7 @@ from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate, read_json
 from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
 from dsd_ros.vlm.settings import ModelSettings
 
@@ -48,6 +48,7 @@ WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SAMPLES = 64
+_ADDED_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
 _LOADING = threading.RLock()
 
 
@@ -192,10 +193,26 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
     if not path.exists():
         raise ModelError(f"{path} is missing; copy it from the original model")
     try:
-        serialized = path.read_text(encoding="utf-8")
+        serialized = read_tokenizer(path)
         return Tokenizer.from_str(serialized), tokenizer_fingerprint(serialized)
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+
+def read_tokenizer(path: Path) -> str:
+    """A tokenizer.json as transformers reads it: with what the tokenizer_config.json beside it adds.
+
+    Qwen2-VL-2B-Instruct has its ``<|image_pad|>`` there alone. Raises OSError, or whatever unusable content leads to.
+    """
+    value = json.loads(path.read_text(encoding="utf-8"))
+    config = path.with_name("tokenizer_config.json")
+    late: Any = read_json(config).get("added_tokens_decoder") if config.is_file() else None
+    added = value.setdefault("added_tokens", [])
+    known = {token["content"] for token in added}
+    for id_, token in sorted((late or {}).items(), key=lambda one: int(one[0])):
+        if token["content"] not in known:
+            added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": int(id_)})
+    return json.dumps(value)
 
 
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:

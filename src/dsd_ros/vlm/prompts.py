@@ -234,7 +234,7 @@ def read_texts(path: Path | None, default: str) -> dict[str, str]:
     }
     if path is None or not path.exists():
         return texts
-    settings = _read_json(path)
+    settings = read_json(path)
     if settings.get("format") != DSD_FORMAT:
         raise ModelError(
             f"{path} has format {settings.get('format')!r}; this version of dsd_ros reads format {DSD_FORMAT}"
@@ -257,7 +257,7 @@ def _read_chat_template(directory: Path) -> str:
         raise ModelError(f"{path} cannot be read: {error}") from error
     for name in ("tokenizer_config.json", "chat_template.json"):
         if (directory / name).exists():
-            template = _read_json(directory / name).get("chat_template")
+            template = read_json(directory / name).get("chat_template")
             if isinstance(template, str):
                 return template
     raise ModelError(f"{directory} has no chat template; copy chat_template.jinja from the original model")
@@ -266,13 +266,14 @@ def _read_chat_template(directory: Path) -> str:
 def _read_variables(directory: Path) -> dict[str, str]:
     """The tokenizer's begin and end tokens, for the chat template."""
     path = directory / "tokenizer_config.json"
-    settings = _read_json(path) if path.exists() else {}
+    settings = read_json(path) if path.exists() else {}
     tokens = {name: settings.get(name) for name in ("bos_token", "eos_token")}
     contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: token if isinstance(token, str) else "" for name, token in contents.items()}
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file; ModelError for any other content."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from dsd_ros.edge.vocabulary import Vocabulary
@@ -274,6 +275,17 @@ def test_tokens_that_the_tokenizers_configuration_alone_adds(model, own_director
     (own_directory / "tokenizer_config.json").write_text("[")
     with pytest.raises(ModelError, match="tokenizer_config.json cannot be read as JSON"):
         load_front(ModelSettings(str(own_directory)))
+
+
+def test_padding_and_truncation_that_a_trainer_saved_are_ignored(model, own_directory):
+    path = own_directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_padding(length=200, direction="left")
+    tokenizer.enable_truncation(10)
+    tokenizer.save(str(path))
+    for vocabulary in (load_front(ModelSettings(str(own_directory))).tokenizer, Vocabulary.load(path)):
+        found = vocabulary.encode("a long instruction")
+        assert getattr(found, "ids", found) == model.tokenizer.encode("a long instruction").ids
 
 
 def test_tied_embeddings(own_directory):

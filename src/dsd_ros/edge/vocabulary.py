@@ -21,12 +21,9 @@ class Vocabulary:
     """A tokenizer: text to tokens and back. Also serves as a session's text model."""
 
     def __init__(self, serialized: str) -> None:
-        """``serialized``: the content of a tokenizer.json. Raises whatever ``tokenizers`` does."""
+        """``serialized``: what ``read_tokenizer`` returns. Raises whatever ``tokenizers`` does."""
         self._tokenizer = Tokenizer.from_str(serialized)
-        # A post-processor may move offsets, and a tokenizer.json may truncate long texts.
-        self._tokenizer.post_processor = None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer.post_processor = None  # it may move offsets
         self.tokenizer_fingerprint = tokenizer_fingerprint(serialized)
         self._ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(self._ids, default=-1) + 1

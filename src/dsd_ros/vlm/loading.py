@@ -200,7 +200,7 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
 
 
 def read_tokenizer(path: Path) -> str:
-    """A tokenizer.json as transformers reads it: with what the tokenizer_config.json beside it adds.
+    """A tokenizer.json as transformers reads it: with what tokenizer_config.json adds, no padding, no truncation.
 
     Qwen2-VL-2B-Instruct has its ``<|image_pad|>`` there alone. Raises OSError, or whatever unusable content leads to.
     """
@@ -212,7 +212,7 @@ def read_tokenizer(path: Path) -> str:
     for id_, token in sorted((late or {}).items(), key=lambda one: int(one[0])):
         if token["content"] not in known:
             added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": int(id_)})
-    return json.dumps(value)
+    return json.dumps({**value, "padding": None, "truncation": None})
 
 
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:

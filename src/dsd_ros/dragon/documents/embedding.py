@@ -75,8 +75,6 @@ class SentenceEncoder:
         self._model.eval().to(device)
         self._tokenizer.enable_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
-        self._counter.no_padding()
-        self._counter.no_truncation()
         self._device = device
         name = f"{weights} {tokenizer_fingerprint(serialized)} mean {MAX_TOKENS}"
         self._fingerprint = hashlib.sha256(name.encode()).hexdigest()[:32]

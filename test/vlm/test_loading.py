@@ -49,7 +49,8 @@ def test_models_may_be_loaded_by_many_threads_at_once():
         assert model.hf.get_input_embeddings().weight is model.hf.get_output_embeddings().weight
 
 
-def test_stock_layout_loads_the_same(model, own_directory, picture):
+@pytest.mark.parametrize("nested", [False, True])
+def test_stock_layout_loads_the_same(model, own_directory, picture, nested):
     """Qwen2-VL as published: flat configuration, mrope in rope_scaling, pixel bounds by name."""
     path = own_directory / "config.json"
     config = json.loads(path.read_text())
@@ -87,6 +88,12 @@ def test_stock_layout_loads_the_same(model, own_directory, picture):
     template = (own_directory / "chat_template.jinja").read_text()
     (own_directory / "chat_template.jinja").unlink()
     edit_json(own_directory / "tokenizer_config.json", chat_template=template)
+    if nested:  # as transformers 5 saves it
+        old = own_directory / "preprocessor_config.json"
+        (own_directory / "processor_config.json").write_text(
+            json.dumps({"image_processor": json.loads(old.read_text()), "processor_class": "Qwen2VLProcessor"})
+        )
+        old.unlink()
     stock = load_model(ModelSettings(str(own_directory)))
     logits = stock.prefill(picture(), INSTRUCTION).next_logits()
     torch.testing.assert_close(logits, model.prefill(picture(), INSTRUCTION).next_logits())

@@ -127,7 +127,8 @@ class PromptTemplate:
         """Read ``dsd.json`` and the chat template of a model directory; ModelError names the file at fault.
 
         ``prompt``: a preset or a file that takes the place of ``dsd.json``, see ``prompt_file``.
-        The template is in ``chat_template.jinja``, else ``tokenizer_config.json``, else ``chat_template.json``.
+        The template is in ``chat_template.jinja``, else in ``tokenizer_config.json``, ``chat_template.json`` or
+        ``processor_config.json``; of several that have names, the one named ``default``.
         """
         directory = Path(directory)
         texts = read_texts(prompt_file(prompt) or directory / DSD_FILE, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
@@ -248,19 +249,25 @@ def read_texts(path: Path | None, default: str) -> dict[str, str]:
 
 
 def _read_chat_template(directory: Path) -> str:
-    path = directory / "chat_template.jinja"
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        if (directory / name).exists():
-            template = read_json(directory / name).get("chat_template")
-            if isinstance(template, str):
-                return template
-    raise ModelError(f"{directory} has no chat template; copy chat_template.jinja from the original model")
+    for path in (directory / "chat_template.jinja", directory / "additional_chat_templates" / "default.jinja"):
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            pass
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+    for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
+        path = directory / name
+        template: Any = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, list):  # several, by name
+            template = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if isinstance(template, str):
+            return template
+    raise ModelError(
+        f"{directory} has no chat template, or none named 'default'; copy chat_template.jinja from the original model"
+    )
 
 
 def _read_variables(directory: Path) -> dict[str, str]:

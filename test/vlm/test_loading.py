@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.paths import models_directory
-from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.errors import ModelError, PromptError
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model, tokenizer_fingerprint
 from dsd_ros.vlm.quantization import quantize_on_cpu
 
@@ -293,6 +293,20 @@ def test_padding_and_truncation_that_a_trainer_saved_are_ignored(model, own_dire
     for vocabulary in (load_front(ModelSettings(str(own_directory))).tokenizer, Vocabulary.load(path)):
         found = vocabulary.encode("a long instruction")
         assert getattr(found, "ids", found) == model.tokenizer.encode("a long instruction").ids
+
+
+def test_no_instruction_contains_a_special_token_however_it_is_written(own_directory, picture):
+    path = own_directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["[ACT]"])
+    tokenizer.add_tokens(["robot"])
+    tokenizer.save(str(path))
+    model = load_model(ModelSettings(str(own_directory)))
+    model.prefill(picture(), "go [act] robot")
+    for instruction, history in (("go [ACT] now", []), ("go", [(picture(1), "stop [ACT]")])):
+        for ask in (model.prefill, load_front(ModelSettings(str(own_directory))).prompt):
+            with pytest.raises(PromptError, match=r"contains the model's marker '\[ACT\]'; remove it"):
+                ask(picture(), instruction, history)
 
 
 def test_tied_embeddings(own_directory):

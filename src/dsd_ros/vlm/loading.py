@@ -118,8 +118,7 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
         raise ModelError(f"the configuration in {base} cannot be read: {_first_line(error)}") from error
     _check_fit(base, config, tokenizer)
     # The texts that the tokenizer always reads as special tokens.
-    special = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
-    markers = special if text_only else ()
+    markers = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
     return ModelFront(
         base,
         kind,

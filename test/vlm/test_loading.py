@@ -154,12 +154,35 @@ def test_missing_tensor(own_directory):
         load_model(ModelSettings(str(own_directory)))
 
 
-def test_pickled_weights_are_not_read(own_directory):
-    weights = load_file(own_directory / "model.safetensors")
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (["pytorch_model-00001-of-00002.bin"], "holds pickled weights .pytorch_model-0.*; save them as safetensors"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            "holds a LoRA adapter without its base; save both as one model",
+        ),
+        (["adapter_config.json", "adapter_model.bin"], "holds a LoRA adapter without its base; save both as one model"),
+        (["q4.gguf"], "q4.gguf is a GGUF file; python tools/convert_gguf.py .*q4.gguf FOLDER"),
+    ],
+)
+@pytest.mark.parametrize("bare", [False, True])
+def test_weights_of_another_kind_are_called_what_they_are(own_directory, files, sentence, bare):
     (own_directory / "model.safetensors").unlink()
-    torch.save(weights, own_directory / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="holds no"):
+    if bare:
+        (own_directory / "config.json").unlink()
+    for name in files:
+        (own_directory / name).write_bytes(b"{}")
+    with pytest.raises(ModelError, match=sentence):
         load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors"])
+def test_quantized_weights_are_left_to_vllm(own_directory, method):
+    edit_json(own_directory / "config.json", quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ModelError, match=f"quantized by {method}, which backend vllm alone reads; use the unquantized"):
+        load_model(ModelSettings(str(own_directory)))
+    assert load_front(ModelSettings(str(own_directory))).known_tokens == TOKENS
 
 
 def test_tokenizer_of_another_model(own_directory):

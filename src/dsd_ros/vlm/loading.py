@@ -46,6 +46,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]  # of subfolders, too
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
+_GGUF = "{0} is a GGUF file; python tools/convert_gguf.py {0} FOLDER makes a model of it"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SAMPLES = 64
 _ADDED_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
@@ -59,7 +60,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     import_transformers()
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
-        raise ModelError(f"{path} is a GGUF file; python tools/convert_gguf.py {path} FOLDER makes a model of it")
+        raise ModelError(_GGUF.format(path))
     adapter = None
     if (path / ADAPTER_FILE).is_file():
         if settings.quantization == "4bit" and settings.device != "cpu":
@@ -134,7 +135,21 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
 
 
 def _check_files(directory: Path) -> None:
-    """ModelError for a file that is the pointer that Git LFS leaves in its place."""
+    """ModelError for weights that are not a model's, and for the pointer that Git LFS leaves in a file's place."""
+    names = sorted(path.name for path in directory.iterdir())
+    if not any(name.endswith(".safetensors") and name != "adapter_model.safetensors" for name in names):
+        if "adapter_config.json" in names:
+            raise ModelError(
+                f"{directory} holds a LoRA adapter without its base; save both as one model (PEFT's merge_and_unload)"
+            )
+        for name in names:
+            if name.endswith(".gguf"):
+                raise ModelError(_GGUF.format(directory / name))
+            if name.startswith("pytorch_model") and name.endswith(".bin"):
+                raise ModelError(
+                    f"{directory} holds pickled weights ({name}), which may run code when they are read; save them as "
+                    "safetensors, as transformers' save_pretrained does"
+                )
     for path in sorted([*directory.iterdir(), directory / EXITS_FILE]):
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
             with path.open("rb") as stream:
@@ -217,6 +232,12 @@ def read_tokenizer(path: Path) -> str:
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
+    quantized: Any = read_json(directory / "config.json").get("quantization_config") or {}
+    if (method := quantized.get("quant_method", "bitsandbytes")) != "bitsandbytes":
+        raise ModelError(
+            f"{directory} holds weights quantized by {method}, which backend vllm alone reads; use the unquantized "
+            "model, on the robot with quantization int8 or 4bit"
+        )
     options = {"dtype": getattr(torch, settings.dtype), "attn_implementation": "sdpa", "output_loading_info": True}
     if settings.quantization == "4bit" and settings.device != "cpu":
         options |= four_bit_options(settings)

@@ -154,6 +154,17 @@ def test_missing_tensor(own_directory):
         load_model(ModelSettings(str(own_directory)))
 
 
+@pytest.mark.parametrize("part", ["layers.0.mlp.up_proj", "lm_head", "patch_embed.proj"])
+def test_a_weight_that_is_no_number_gives_a_sentence_and_no_reply(own_directory, picture, part):
+    path = own_directory / "model.safetensors"
+    weights = load_file(path)
+    weights[next(n for n in weights if n.endswith(f"{part}.weight"))].view(-1)[7] = torch.nan
+    save_file(weights, path, metadata={"format": "pt"})
+    damaged = load_model(ModelSettings(str(own_directory)))
+    with pytest.raises(ModelError, match="computes values that are not numbers; fetch its weights again"):
+        damaged.prefill(picture(), INSTRUCTION).next_logits()
+
+
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [

@@ -343,6 +343,17 @@ def test_no_instruction_contains_a_special_token_however_it_is_written(own_direc
                 ask(picture(), instruction, history)
 
 
+def test_what_generate_would_follow_and_a_reply_does_not_is_named(own_directory, caplog):
+    file = own_directory / "generation_config.json"
+    edit_json(file, do_sample=True, temperature=0.1, repetition_penalty=1.0, suppress_tokens=[], num_beams=1)
+    load_front(ModelSettings(str(own_directory)))
+    assert not caplog.messages
+    edit_json(file, repetition_penalty=1.05, suppress_tokens=[3], no_repeat_ngram_size=1)
+    load_model(ModelSettings(str(own_directory)))
+    (message,) = caplog.messages
+    assert "repetition_penalty, no_repeat_ngram_size, suppress_tokens of generation_config.json is" in message
+
+
 def test_tied_embeddings(own_directory):
     """As in Qwen2-VL-2B: the file holds no LM head, the embedding serves as one."""
     path = own_directory / "model.safetensors"

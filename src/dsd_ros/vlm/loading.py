@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import threading
@@ -32,8 +33,9 @@ from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate, read_json
 from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
-from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.vlm.settings import ModelSettings, unfollowed_options
 
+_log = logging.getLogger(__name__)
 _CLASSES = {  # of transformers, by model_type
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -118,6 +120,12 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
     except Exception as error:
         raise ModelError(f"the configuration in {base} cannot be read: {_first_line(error)}") from error
     _check_fit(base, config, tokenizer)
+    if unfollowed := unfollowed_options(base):
+        _log.warning(
+            "%s: %s of generation_config.json is not followed; replies are not those of transformers' generate",
+            base,
+            ", ".join(unfollowed),
+        )
     # The texts that the tokenizer always reads as special tokens.
     markers = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
     return ModelFront(

@@ -10,10 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
+from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.paths import models_directory
-from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
+from dsd_ros.vlm.errors import ModelError, PromptError
+from dsd_ros.vlm.loading import ModelSettings, load_front, load_model, tokenizer_fingerprint
 from dsd_ros.vlm.quantization import quantize_on_cpu
 
 INSTRUCTION = "find the silver bottle"
@@ -46,7 +49,8 @@ def test_models_may_be_loaded_by_many_threads_at_once():
         assert model.hf.get_input_embeddings().weight is model.hf.get_output_embeddings().weight
 
 
-def test_stock_layout_loads_the_same(model, own_directory, picture):
+@pytest.mark.parametrize("nested", [False, True])
+def test_stock_layout_loads_the_same(model, own_directory, picture, nested):
     """Qwen2-VL as published: flat configuration, mrope in rope_scaling, pixel bounds by name."""
     path = own_directory / "config.json"
     config = json.loads(path.read_text())
@@ -84,6 +88,12 @@ def test_stock_layout_loads_the_same(model, own_directory, picture):
     template = (own_directory / "chat_template.jinja").read_text()
     (own_directory / "chat_template.jinja").unlink()
     edit_json(own_directory / "tokenizer_config.json", chat_template=template)
+    if nested:  # as transformers 5 saves it
+        old = own_directory / "preprocessor_config.json"
+        (own_directory / "processor_config.json").write_text(
+            json.dumps({"image_processor": json.loads(old.read_text()), "processor_class": "Qwen2VLProcessor"})
+        )
+        old.unlink()
     stock = load_model(ModelSettings(str(own_directory)))
     logits = stock.prefill(picture(), INSTRUCTION).next_logits()
     torch.testing.assert_close(logits, model.prefill(picture(), INSTRUCTION).next_logits())
@@ -144,12 +154,46 @@ def test_missing_tensor(own_directory):
         load_model(ModelSettings(str(own_directory)))
 
 
-def test_pickled_weights_are_not_read(own_directory):
-    weights = load_file(own_directory / "model.safetensors")
+@pytest.mark.parametrize("part", ["layers.0.mlp.up_proj", "lm_head", "patch_embed.proj"])
+def test_a_weight_that_is_no_number_gives_a_sentence_and_no_reply(own_directory, picture, part):
+    path = own_directory / "model.safetensors"
+    weights = load_file(path)
+    weights[next(n for n in weights if n.endswith(f"{part}.weight"))].view(-1)[7] = torch.nan
+    save_file(weights, path, metadata={"format": "pt"})
+    damaged = load_model(ModelSettings(str(own_directory)))
+    with pytest.raises(ModelError, match="computes values that are not numbers; fetch its weights again"):
+        damaged.prefill(picture(), INSTRUCTION).next_logits()
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        (["pytorch_model-00001-of-00002.bin"], "holds pickled weights .pytorch_model-0.*; save them as safetensors"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            "holds a LoRA adapter without its base; save both as one model",
+        ),
+        (["adapter_config.json", "adapter_model.bin"], "holds a LoRA adapter without its base; save both as one model"),
+        (["q4.gguf"], "q4.gguf is a GGUF file; python tools/convert_gguf.py .*q4.gguf FOLDER"),
+    ],
+)
+@pytest.mark.parametrize("bare", [False, True])
+def test_weights_of_another_kind_are_called_what_they_are(own_directory, files, sentence, bare):
     (own_directory / "model.safetensors").unlink()
-    torch.save(weights, own_directory / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="holds no"):
+    if bare:
+        (own_directory / "config.json").unlink()
+    for name in files:
+        (own_directory / name).write_bytes(b"{}")
+    with pytest.raises(ModelError, match=sentence):
         load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors"])
+def test_quantized_weights_are_left_to_vllm(own_directory, method):
+    edit_json(own_directory / "config.json", quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ModelError, match=f"quantized by {method}, which backend vllm alone reads; use the unquantized"):
+        load_model(ModelSettings(str(own_directory)))
+    assert load_front(ModelSettings(str(own_directory))).known_tokens == TOKENS
 
 
 def test_tokenizer_of_another_model(own_directory):
@@ -251,6 +295,63 @@ def test_tokenizer_fingerprint_ignores_the_layout_of_the_file():
     assert tokenizer_fingerprint(json.dumps(value)) == tokenizer_fingerprint(modern)
     value["model"]["merges"] = ["c d", "a b"]
     assert tokenizer_fingerprint(json.dumps(value)) != tokenizer_fingerprint(modern)
+
+
+def test_tokens_that_the_tokenizers_configuration_alone_adds(model, own_directory):
+    """As in Qwen2-VL-2B-Instruct, whose tokenizer.json ends before the tokens of pictures."""
+    path = own_directory / "tokenizer.json"
+    value = json.loads(path.read_text())
+    added = value["added_tokens"]
+    value["added_tokens"] = added[:2]
+    path.write_text(json.dumps(value))
+    decoder = {str(token["id"]): {k: token[k] for k in token if k != "id"} for token in reversed(added)}
+    edit_json(own_directory / "tokenizer_config.json", added_tokens_decoder=decoder)
+    front = load_front(ModelSettings(str(own_directory)))
+    text = model.template.render(INSTRUCTION, 3)
+    ids = front.tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == AutoTokenizer.from_pretrained(own_directory)(text)["input_ids"] == model.prompt_tokens(INSTRUCTION, 3)
+    assert front.known_tokens == TOKENS
+    for vocabulary in (front, Vocabulary.load(own_directory), Vocabulary.load(path)):
+        assert vocabulary.tokenizer_fingerprint == model.tokenizer_fingerprint
+    (own_directory / "tokenizer_config.json").write_text("[")
+    with pytest.raises(ModelError, match="tokenizer_config.json cannot be read as JSON"):
+        load_front(ModelSettings(str(own_directory)))
+
+
+def test_padding_and_truncation_that_a_trainer_saved_are_ignored(model, own_directory):
+    path = own_directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_padding(length=200, direction="left")
+    tokenizer.enable_truncation(10)
+    tokenizer.save(str(path))
+    for vocabulary in (load_front(ModelSettings(str(own_directory))).tokenizer, Vocabulary.load(path)):
+        found = vocabulary.encode("a long instruction")
+        assert getattr(found, "ids", found) == model.tokenizer.encode("a long instruction").ids
+
+
+def test_no_instruction_contains_a_special_token_however_it_is_written(own_directory, picture):
+    path = own_directory / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["[ACT]"])
+    tokenizer.add_tokens(["robot"])
+    tokenizer.save(str(path))
+    model = load_model(ModelSettings(str(own_directory)))
+    model.prefill(picture(), "go [act] robot")
+    for instruction, history in (("go [ACT] now", []), ("go", [(picture(1), "stop [ACT]")])):
+        for ask in (model.prefill, load_front(ModelSettings(str(own_directory))).prompt):
+            with pytest.raises(PromptError, match=r"contains the model's marker '\[ACT\]'; remove it"):
+                ask(picture(), instruction, history)
+
+
+def test_what_generate_would_follow_and_a_reply_does_not_is_named(own_directory, caplog):
+    file = own_directory / "generation_config.json"
+    edit_json(file, do_sample=True, temperature=0.1, repetition_penalty=1.0, suppress_tokens=[], num_beams=1)
+    load_front(ModelSettings(str(own_directory)))
+    assert not caplog.messages
+    edit_json(file, repetition_penalty=1.05, suppress_tokens=[3], no_repeat_ngram_size=1)
+    load_model(ModelSettings(str(own_directory)))
+    (message,) = caplog.messages
+    assert "repetition_penalty, no_repeat_ngram_size, suppress_tokens of generation_config.json is" in message
 
 
 def test_tied_embeddings(own_directory):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dsd_ros.vlm.errors import ModelError, PromptError
@@ -33,6 +35,23 @@ def test_a_named_prompt_takes_the_place_of_the_directorys(own_directory, tmp_pat
         load_model(ModelSettings(str(own_directory), prompt=str(own)))
     (own_directory / "dsd.json").unlink()
     assert PromptTemplate.from_directory(own_directory).prompt == DEFAULT_PROMPT
+
+
+@pytest.mark.parametrize("templates", [
+    [{"name": "tools", "template": "wrong"}, {"name": "default", "template": "right"}],
+    {"tools": "wrong", "default": "right"},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json", "processor_config.json", ""])
+def test_of_several_chat_templates_the_default_counts(tmp_path, name, templates):
+    if name:
+        (tmp_path / name).write_text(json.dumps({"chat_template": templates}))
+    else:  # as transformers 5 saves them
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tools.jinja").write_text("wrong")
+        with pytest.raises(ModelError, match="no chat template, or none named 'default'"):
+            PromptTemplate.from_directory(tmp_path)
+        (tmp_path / "additional_chat_templates" / "default.jinja").write_text("right")
+    assert PromptTemplate.from_directory(tmp_path).chat_template == "right"
 
 
 @pytest.mark.parametrize(

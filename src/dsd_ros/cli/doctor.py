@@ -35,6 +35,7 @@ class Role(StrEnum):
 class DoctorArguments:
     role: Role = flag(default=Role.LAPTOP, text="laptop: the whole demo; robot: draft and nodes; cloud: the verifier")
     token_file: str = flag(default="", text="examine the file with the verifier's token", metavar="FILE")
+    model: str = flag(default="", text="examine a model directory or Hugging Face id", metavar="MODEL")
     json: Path | None = json_option("the findings")
 
 
@@ -54,7 +55,8 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
     token = Check(_EVERY, "token file", lambda: _token(args.token_file), _MAKE_IT, required=bool(args.token_file))
-    findings = [_finding(check) for check in (*_CHECKS, token) if args.role in check.roles]
+    own = (Check(_EVERY, "model", lambda: _model(args.model), ""),) if args.model else ()
+    findings = [_finding(check) for check in (*_CHECKS, *own, token) if args.role in check.roles]
     for one in findings:
         mark, colour = (
             ("ok", "green") if one["ok"] else ("MISSING", "red") if one["required"] else ("optional", "yellow")
@@ -166,6 +168,16 @@ def _models(*wanted: str) -> str:
     if absent:
         raise LookupError(f"no {' and no '.join(absent)} under {root}")
     return ", ".join(wanted)
+
+
+def _model(path: str) -> str:
+    """A model's kind, and the options in its generation_config.json that replies do not follow."""
+    from dsd_ros.vlm.loading import load_front
+    from dsd_ros.vlm.settings import ModelSettings, unfollowed_options
+
+    front = load_front(ModelSettings(path))
+    unfollowed = ", ".join(unfollowed_options(front.directory))
+    return f"{front.name}, {front.kind}" + (unfollowed and f"; not followed: {unfollowed} of generation_config.json")
 
 
 def _token(path: str) -> str:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from dsd_ros.paths import user_path
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import tokenizer_fingerprint
+from dsd_ros.vlm.loading import read_tokenizer, tokenizer_fingerprint
 
 # Put before text that is not the beginning: some tokenizers treat the first word of a text differently.
 _ANCHOR = "\n"
@@ -21,12 +21,9 @@ class Vocabulary:
     """A tokenizer: text to tokens and back. Also serves as a session's text model."""
 
     def __init__(self, serialized: str) -> None:
-        """``serialized``: the content of a tokenizer.json. Raises whatever ``tokenizers`` does."""
+        """``serialized``: what ``read_tokenizer`` returns. Raises whatever ``tokenizers`` does."""
         self._tokenizer = Tokenizer.from_str(serialized)
-        # A post-processor may move offsets, and a tokenizer.json may truncate long texts.
-        self._tokenizer.post_processor = None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer.post_processor = None  # it may move offsets
         self.tokenizer_fingerprint = tokenizer_fingerprint(serialized)
         self._ids = frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(self._ids, default=-1) + 1
@@ -40,7 +37,7 @@ class Vocabulary:
         if file.is_dir():
             file = file / "tokenizer.json"
         try:
-            return cls(file.read_text(encoding="utf-8"))
+            return cls(read_tokenizer(file))
         except FileNotFoundError as error:
             raise ModelError(
                 f"there is no tokenizer {file}; give the target's model directory or its tokenizer.json"

@@ -23,6 +23,7 @@ from PIL import Image
 
 from dsd_ros.limits import MAX_PIXELS
 from dsd_ros.vlm.errors import ImageError, ModelError
+from dsd_ros.vlm.prompts import read_json
 
 MAX_ASPECT_RATIO = 200
 _ATTENTION = "dsd_ros"  # the name of ``attend`` in transformers' registry
@@ -79,13 +80,18 @@ def picture_name(image: np.ndarray) -> str:
 
 
 class ImageProcessor:
-    """Prepares pictures for one model, by the bounds and patch sizes in its ``preprocessor_config.json``."""
+    """Prepares pictures for one model, by the bounds and patch sizes in its ``preprocessor_config.json``.
+
+    transformers 5 saves them in ``processor_config.json``, which counts first.
+    """
 
     def __init__(self, directory: str | Path) -> None:
-        """ModelError when the directory has no usable ``preprocessor_config.json``."""
+        """ModelError when the directory has no usable file of these."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        path = Path(directory) / "preprocessor_config.json"
+        path = Path(directory) / "processor_config.json"
+        if not (path.exists() and "image_processor" in read_json(path)):
+            path = path.with_name("preprocessor_config.json")
         if not path.exists():
             raise ModelError(f"{path} is missing; copy it from the original model")
         try:

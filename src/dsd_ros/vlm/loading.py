@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import threading
@@ -30,10 +31,11 @@ from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, load_exits
 from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate, read_json
 from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
-from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.vlm.settings import ModelSettings, unfollowed_options
 
+_log = logging.getLogger(__name__)
 _CLASSES = {  # of transformers, by model_type
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -46,8 +48,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]  # of subfolders, too
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
+_GGUF = "{0} is a GGUF file; python tools/convert_gguf.py {0} FOLDER makes a model of it"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SAMPLES = 64
+_ADDED_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "special": False}
 _LOADING = threading.RLock()
 
 
@@ -58,7 +62,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     import_transformers()
     path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
-        raise ModelError(f"{path} is a GGUF file; python tools/convert_gguf.py {path} FOLDER makes a model of it")
+        raise ModelError(_GGUF.format(path))
     adapter = None
     if (path / ADAPTER_FILE).is_file():
         if settings.quantization == "4bit" and settings.device != "cpu":
@@ -116,9 +120,14 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
     except Exception as error:
         raise ModelError(f"the configuration in {base} cannot be read: {_first_line(error)}") from error
     _check_fit(base, config, tokenizer)
+    if unfollowed := unfollowed_options(base):
+        _log.warning(
+            "%s: %s of generation_config.json is not followed; replies are not those of transformers' generate",
+            base,
+            ", ".join(unfollowed),
+        )
     # The texts that the tokenizer always reads as special tokens.
-    special = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
-    markers = special if text_only else ()
+    markers = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
     return ModelFront(
         base,
         kind,
@@ -134,7 +143,21 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
 
 
 def _check_files(directory: Path) -> None:
-    """ModelError for a file that is the pointer that Git LFS leaves in its place."""
+    """ModelError for weights that are not a model's, and for the pointer that Git LFS leaves in a file's place."""
+    names = sorted(path.name for path in directory.iterdir())
+    if not any(name.endswith(".safetensors") and name != "adapter_model.safetensors" for name in names):
+        if "adapter_config.json" in names:
+            raise ModelError(
+                f"{directory} holds a LoRA adapter without its base; save both as one model (PEFT's merge_and_unload)"
+            )
+        for name in names:
+            if name.endswith(".gguf"):
+                raise ModelError(_GGUF.format(directory / name))
+            if name.startswith("pytorch_model") and name.endswith(".bin"):
+                raise ModelError(
+                    f"{directory} holds pickled weights ({name}), which may run code when they are read; save them as "
+                    "safetensors, as transformers' save_pretrained does"
+                )
     for path in sorted([*directory.iterdir(), directory / EXITS_FILE]):
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
             with path.open("rb") as stream:
@@ -192,15 +215,37 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
     if not path.exists():
         raise ModelError(f"{path} is missing; copy it from the original model")
     try:
-        serialized = path.read_text(encoding="utf-8")
+        serialized = read_tokenizer(path)
         return Tokenizer.from_str(serialized), tokenizer_fingerprint(serialized)
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
+def read_tokenizer(path: Path) -> str:
+    """A tokenizer.json as transformers reads it: with what tokenizer_config.json adds, no padding, no truncation.
+
+    Qwen2-VL-2B-Instruct has its ``<|image_pad|>`` there alone. Raises OSError, or whatever unusable content leads to.
+    """
+    value = json.loads(path.read_text(encoding="utf-8"))
+    config = path.with_name("tokenizer_config.json")
+    late: Any = read_json(config).get("added_tokens_decoder") if config.is_file() else None
+    added = value.setdefault("added_tokens", [])
+    known = {token["content"] for token in added}
+    for id_, token in sorted((late or {}).items(), key=lambda one: int(one[0])):
+        if token["content"] not in known:
+            added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": int(id_)})
+    return json.dumps({**value, "padding": None, "truncation": None})
+
+
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
+    quantized: Any = read_json(directory / "config.json").get("quantization_config") or {}
+    if (method := quantized.get("quant_method", "bitsandbytes")) != "bitsandbytes":
+        raise ModelError(
+            f"{directory} holds weights quantized by {method}, which backend vllm alone reads; use the unquantized "
+            "model, on the robot with quantization int8 or 4bit"
+        )
     options = {"dtype": getattr(torch, settings.dtype), "attn_implementation": "sdpa", "output_loading_info": True}
     if settings.quantization == "4bit" and settings.device != "cpu":
         options |= four_bit_options(settings)

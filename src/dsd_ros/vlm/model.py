@@ -8,6 +8,7 @@ before deeper layers have run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import TYPE_CHECKING
@@ -284,9 +285,15 @@ class VisionLanguageModel:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: hidden (n, hidden size) to logits (n, vocabulary) float32.
 
-        Padding rows of the vocabulary, which stand for no token, get minus infinity.
+        Padding rows of the vocabulary, which stand for no token, get minus infinity. ModelError where others are not
+        finite: the greatest of them would be any token.
         """
         logits: torch.Tensor = self.hf.lm_head(self._language.norm(hidden)).float()
+        if not math.isfinite(logits.sum().item()):
+            raise ModelError(
+                f"{self.name} computes values that are not numbers; fetch its weights again, or use dtype bfloat16 or "
+                "float32 if it is float16"
+            )
         if self._tokens < self.vocab_size:
             logits[:, self._tokens :] = -torch.inf
         return logits

@@ -127,7 +127,8 @@ class PromptTemplate:
         """Read ``dsd.json`` and the chat template of a model directory; ModelError names the file at fault.
 
         ``prompt``: a preset or a file that takes the place of ``dsd.json``, see ``prompt_file``.
-        The template is in ``chat_template.jinja``, else ``tokenizer_config.json``, else ``chat_template.json``.
+        The template is in ``chat_template.jinja``, else in ``tokenizer_config.json``, ``chat_template.json`` or
+        ``processor_config.json``; of several that have names, the one named ``default``.
         """
         directory = Path(directory)
         texts = read_texts(prompt_file(prompt) or directory / DSD_FILE, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
@@ -234,7 +235,7 @@ def read_texts(path: Path | None, default: str) -> dict[str, str]:
     }
     if path is None or not path.exists():
         return texts
-    settings = _read_json(path)
+    settings = read_json(path)
     if settings.get("format") != DSD_FORMAT:
         raise ModelError(
             f"{path} has format {settings.get('format')!r}; this version of dsd_ros reads format {DSD_FORMAT}"
@@ -248,31 +249,38 @@ def read_texts(path: Path | None, default: str) -> dict[str, str]:
 
 
 def _read_chat_template(directory: Path) -> str:
-    path = directory / "chat_template.jinja"
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        if (directory / name).exists():
-            template = _read_json(directory / name).get("chat_template")
-            if isinstance(template, str):
-                return template
-    raise ModelError(f"{directory} has no chat template; copy chat_template.jinja from the original model")
+    for path in (directory / "chat_template.jinja", directory / "additional_chat_templates" / "default.jinja"):
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            pass
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+    for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
+        path = directory / name
+        template: Any = read_json(path).get("chat_template") if path.exists() else None
+        if isinstance(template, list):  # several, by name
+            template = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        if isinstance(template, dict):
+            template = template.get("default")
+        if isinstance(template, str):
+            return template
+    raise ModelError(
+        f"{directory} has no chat template, or none named 'default'; copy chat_template.jinja from the original model"
+    )
 
 
 def _read_variables(directory: Path) -> dict[str, str]:
     """The tokenizer's begin and end tokens, for the chat template."""
     path = directory / "tokenizer_config.json"
-    settings = _read_json(path) if path.exists() else {}
+    settings = read_json(path) if path.exists() else {}
     tokens = {name: settings.get(name) for name in ("bos_token", "eos_token")}
     contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: token if isinstance(token, str) else "" for name, token in contents.items()}
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file; ModelError for any other content."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

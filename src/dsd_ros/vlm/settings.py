@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsd_ros.options import check_options, option
 from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.prompts import read_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "4bit")
@@ -16,6 +18,20 @@ PROMPT_HELP = (
     "how the model is asked: dsd or navila (config/prompts), or a JSON file as dsd.json; empty: the dsd.json beside "
     "its weights; draft and target need the same"
 )
+_UNFOLLOWED = (  # of generation_config.json: what decides on tokens in transformers' ``generate`` and not here
+    "repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens", "suppress_tokens",
+    "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "exponential_decay_length_penalty", "stop_strings",
+    "num_beams", "guidance_scale", "penalty_alpha", "dola_layers", "min_p", "top_h", "typical_p", "epsilon_cutoff",
+    "eta_cutoff", "watermarking_config", "token_healing",
+)  # fmt: skip
+_OFF_AT_ONE = ("repetition_penalty", "num_beams", "guidance_scale", "typical_p")
+
+
+def unfollowed_options(directory: Path) -> list[str]:
+    """The options in a model's generation_config.json that replies do not follow; ModelError if it cannot be read."""
+    path = directory / "generation_config.json"
+    found = read_json(path) if path.is_file() else {}
+    return [name for name in _UNFOLLOWED if found.get(name) and not (found[name] == 1 and name in _OFF_AT_ONE)]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from dsd_ros.vlm.loading import model_fingerprint, tokenizer_fingerprint
+from dsd_ros.vlm.loading import model_fingerprint, read_tokenizer, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import BertModel
@@ -64,7 +64,7 @@ class SentenceEncoder:
     def __init__(self, directory: Path | None = None, device: str = "cpu") -> None:
         directory = packaged_model() if directory is None else directory
         try:
-            serialized = (directory / "tokenizer.json").read_text(encoding="utf-8")
+            serialized = read_tokenizer(directory / "tokenizer.json")
             self._tokenizer, self._counter = Tokenizer.from_str(serialized), Tokenizer.from_str(serialized)
             weights = model_fingerprint(directory)
             self._model = _bert(directory)
@@ -75,8 +75,6 @@ class SentenceEncoder:
         self._model.eval().to(device)
         self._tokenizer.enable_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
-        self._counter.no_padding()
-        self._counter.no_truncation()
         self._device = device
         name = f"{weights} {tokenizer_fingerprint(serialized)} mean {MAX_TOKENS}"
         self._fingerprint = hashlib.sha256(name.encode()).hexdigest()[:32]

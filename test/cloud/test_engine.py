@@ -283,7 +283,7 @@ class Apart(LocalTarget):
 
     def __init__(self, model) -> None:
         super().__init__(model)
-        self.free = threading.Event()
+        self.held, self.free = threading.Event(), threading.Event()
         self.under_way = self.most = 0
 
     def verify(self, rounds, on_early):
@@ -291,6 +291,7 @@ class Apart(LocalTarget):
         self.most = max(self.most, self.under_way)
         try:
             if rounds[0].draft.tokens == [6]:
+                self.held.set()
                 assert self.free.wait(120)
             yield from super().verify(rounds, on_early)
         finally:
@@ -306,6 +307,7 @@ def test_a_target_that_batches_itself_lets_no_round_wait_for_the_slowest(model):
             robot.open()
             robot.observe()
         slow.draft(1, 0, [6])
+        assert target.held.wait(120)
         slow.draft(2, 1, said[1:2])  # this robot's own next round waits
         for number in range(3):
             quick.draft(number + 1, number)

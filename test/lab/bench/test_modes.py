@@ -68,7 +68,7 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     assert fsd["exits"] > 0.0 and 1.0 <= fsd["mean_exit"] <= 2.0
     with Image.open(plot) as picture:
         assert picture.width > 500
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of other tests may end
 
 
 def test_a_stretched_clock_is_kept_and_reported(pair, capsys, tmp_path):

@@ -116,15 +116,36 @@ def told_by_hand(tokens: list[int]):
 
 
 def test_a_sentences_source_is_the_document_that_gives_most_of_it():
-    words = ["It ", "is ", "the ", "Viola. ", "The ", "Viola ", "is ", "red, ", "v1.5 ", "mark. ", "I do not know."]
+    words = ["It ", "is ", "the ", "Viola. ", "The ", "Viola ", "is ", "red, ", "v1.5 ", "mark. ", "Elsewhere: blue."]
     own, theirs, other = ("device", "owner.md"), ("cloud", "chairs.md"), ("device", "b.md")
     told = [{own: 0.4, theirs: 0.5}] * 2 + [{own: 0.9}] * 2 + [{theirs: 0.6, other: 0.1}] * 5 + [{}] + [{own: 1.0}]
     found = sources_of(range(11), told, lambda tokens: "".join(words[token] for token in tokens))
     assert found == (
         SentenceSource("It is the Viola.", "device", "owner.md"),
         SentenceSource("The Viola is red, v1.5 mark.", "cloud", "chairs.md"),
+        SentenceSource("Elsewhere: blue.", "device", "owner.md"),
     )
     assert sources_of([1], [{}], str) == () == sources_of([], [], str)
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        ("It is Mia.", "It is Mia."),
+        ("I do not know.", "I do not know."),
+        ("It is I do not know.", "I do not know."),
+        ("It is the Viola. I do not know.", "I do not know."),
+        ("The name is one I do not know yet", "I do not know."),
+    ],
+)
+def test_an_answer_that_begins_and_then_does_not_know_is_withdrawn_as_a_whole(cloud, says, text):
+    words, shown = says.split(), []
+    device = TableModel(4, 12, ends=False)
+    device.decode_text = lambda tokens: " ".join(words[: len(tokens)])
+    with LocalChannel(cloud) as channel, session(channel, AblationSettings(max_tokens=len(words)), device) as asking:
+        answer = asking.answer(QUESTION, lambda so_far, tokens: shown.append(so_far))
+    assert answer.text == shown[-1] == text
+    assert answer.known == bool(answer.sources) == ("not know" not in says)
 
 
 def test_an_answer_ends_where_both_mixtures_end_it():

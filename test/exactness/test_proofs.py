@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from table_model import TableModel
 
+import dsd_ros
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -81,3 +87,53 @@ def test_a_draft_that_no_message_could_hold_is_refused_at_once():
             EdgeSession(channel, wide, chosen)
         EdgeSession(channel, wide, replace(chosen, draft_length=52))
         EdgeSession(channel, wide, replace(chosen, proof="coupled"))
+
+
+ADDED = """
+import numpy as np
+from table_model import TableModel
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession, check_settings
+from dsd_ros.wire.channel import LocalChannel
+
+def reply(**values):
+    settings = DecodeSettings(temperature=1.0, seed=3, max_tokens=48, **values)
+    with VerifierEngine(TableModel(4, 12, ends=False)) as engine, LocalChannel(engine) as channel:
+        with EdgeSession(channel, TableModel(4, 12, ends=False, noise=0.6, padding=3), settings) as session:
+            return session.decode(np.zeros((2, 2, 3), np.uint8), "go").tokens
+
+assert reply(mode="whole") == reply(mode="dsd")
+wide = TableModel(4, 12, padding=200_000)
+check_settings(DecodeSettings(mode="whole", temperature=1.0, draft_length=64), wide)  # it declares no rows to send
+assert reply(mode="half") == reply(mode="dssd")
+assert reply(mode="alike", shape="budget") == reply(mode="ar")
+assert DecodeSettings(mode="alike", temperature=1.0).drawn_by == DecodeSettings(mode="ar", temperature=1.0).drawn_by
+"""
+
+
+def test_a_method_added_as_contributing_says_works_by_what_it_declares(tmp_path):
+    methods = tmp_path / "dsd_ros" / "decoding" / "methods"
+    shutil.copytree(Path(dsd_ros.__file__).parent, tmp_path / "dsd_ros", copy_function=os.symlink)
+    for name, as_, declares in (
+        ("whole", "full", ""),
+        ("half", "split", "recovers=True"),
+        ("alike", "coupled", "draws_alike=True"),
+    ):
+        shutil.copyfile(methods / f"{as_}.py", methods / f"{name}.py")
+        imports, modes = methods / "__init__.py", methods.parent / "modes.py"
+        add_before(imports, "from dsd_ros.decoding.methods ", f"from dsd_ros.decoding.methods import {name}")
+        add_before(imports, "    Proof.FULL:", f"    Proof.{name.upper()}: {name},")
+        add_before(modes, "    FULL =", f"    {name.upper()} = '{name}', Declared({declares})")
+        add_before(modes, '        Mode("dsd"', f"        Mode('{name}', Proof.{name.upper()}, ''),")
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[1] / "support")))
+    run = subprocess.run(
+        [sys.executable, "-c", ADDED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def add_before(file: Path, before: str, line: str) -> None:
+    text = file.read_text()
+    file.unlink()  # it is a link to the original
+    file.write_text(text.replace(before, f"{line}\n{before}", 1))

@@ -38,7 +38,6 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.rounds import OnEarly, RoundRefused, Work
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
@@ -219,7 +218,7 @@ def measure(flags: Flags, told: Told) -> Report:
         "decode": dataclasses.asdict(settings),
         "replies": replies,
         "time_scale": time_scale,
-        "exact": exact if settings.temperature == 0 or settings.proven_by is Proof.COUPLED else None,
+        "exact": None if settings.draws else exact,
         "rows": rows,
     }
 

@@ -18,8 +18,7 @@ from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
 from dsd_lab.plotting import Panel
 from dsd_lab.report import CODE, Row, geometric, header, ratio, rounded
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.results import DecodedReply
 
 _CODE = (*CODE, "dsd_lab/bench/modes.py", "dsd_lab/bench/pace.py", "dsd_lab/links/emulation.py")
@@ -287,21 +286,11 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     found = []
     first: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda m: m.variant.decode.mode != "ar"):
-        reference = first.setdefault(draws_of(one.variant.decode), one)
+        reference = first.setdefault(one.variant.decode.drawn_by, one)
         for number, (ours, theirs) in enumerate(zip(one.replies, reference.replies, strict=True)):
             if ours.tokens != theirs.tokens:
                 found.append(f"{one.variant.label} differs from {reference.variant.label} on picture {number}")
     return found
-
-
-def draws_of(decode: DecodeSettings) -> object:
-    """What decides a mode's tokens: equal values, equal tokens."""
-    if decode.sampling.greedy:
-        return "greedy"
-    if decode.proven_by is Proof.COUPLED:
-        return "coupled"  # shared noise: the same whoever drafts, and in ar
-    shape = decode.shaped_by, decode.depth, decode.expansion
-    return decode.proven_by, shape, decode.top_k_proof, decode.top_rho_proof
 
 
 def _weighted(values: Sequence[float], weights: Sequence[int]) -> float | None:

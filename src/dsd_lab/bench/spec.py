@@ -20,7 +20,6 @@ import numpy as np
 
 from dsd_lab.bench.harness import PROFILE, Bench, Column, Decoding, Report, Told, given
 from dsd_lab.bench.modes import verifier_of
-from dsd_lab.bench.modes_report import draws_of
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
@@ -209,7 +208,7 @@ class _Run:
                 settings = dataclasses.replace(variant.decode, seed=question.number)
                 reply = self._reply(settings, messages, question.number)
                 say(f"question {question.number}, {variant.label}: {len(reply.tokens)} tokens in {reply.seconds:.1f} s")
-                if reply.tokens != first.setdefault(draws_of(settings), reply).tokens:
+                if reply.tokens != first.setdefault(settings.drawn_by, reply).tokens:
                     raise BenchError(f"question {question.number}: the tokens of {variant.label} are not the target's")
                 found[variant.label].append(_answer(reply))
                 if variant.decode.mode == "ar":

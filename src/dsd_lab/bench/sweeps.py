@@ -18,7 +18,7 @@ from typing import Any
 
 from dsd_lab.bench.queues import SETTINGS as QUEUES
 from dsd_lab.report import BenchError
-from dsd_ros.decoding.modes import Proof, Shape, mode
+from dsd_ros.decoding.modes import Shape, mode
 from dsd_ros.decoding.settings import DecodeSettings
 
 MAX_VARIANTS = 200
@@ -53,7 +53,7 @@ class Variant:
 
 def matters(name: str, decode: DecodeSettings) -> bool:
     """Whether the setting changes how this mode works."""
-    truncated = decode.proven_by is Proof.TRUNCATED
+    truncated = decode.proven_by.declared.truncates
     rules = {
         **dict.fromkeys(COMMON, True),
         "draft_length": not decode.preset.streams and decode.shaped_by is not Shape.EXPANSION,

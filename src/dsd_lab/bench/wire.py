@@ -28,7 +28,7 @@ from dsd_lab.plotting import Panel
 from dsd_lab.report import BenchError, Row, check_range, header, rounded
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.observation import SessionPictures
@@ -86,7 +86,7 @@ class _Contender:
     def children(self) -> int:
         """Children of every node, where all have as many and are drawn independently; else 0."""
         several = set(self.config)
-        drawn = self.variant.decode.proven_by is not Proof.COUPLED or several == {1}
+        drawn = not self.variant.decode.proven_by.declared.draws_alike or several == {1}
         return several.pop() if len(several) == 1 and drawn else 0
 
 
@@ -190,10 +190,10 @@ def _compare_distributions(
         optimal, shared, left = optimal + acceptance(p, q).tolist(), shared + coupled, left + (p > 0).sum(-1).tolist()
         for one in contenders[1:]:
             decode = one.variant.decode
-            if decode.proven_by is Proof.COUPLED:
+            if decode.proven_by.declared.draws_alike:
                 one.expected += coupled if one.children else []
             elif one.children:
-                sent = truncate(q, top_k=decode.top_k_proof)[0] if decode.proven_by is Proof.TRUNCATED else q
+                sent = truncate(q, top_k=decode.top_k_proof)[0] if decode.proven_by.declared.truncates else q
                 found = (candidate_acceptance(*rows, one.children) for rows in zip(p, sent, strict=True))
                 one.expected += [total_acceptance(np.minimum(rates, 1.0)) for rates in found]
     return statistics.fmean(optimal), statistics.fmean(shared), max(1, round(statistics.fmean(left)))
@@ -240,7 +240,7 @@ def _row(
     proof = str(decode.proven_by)
     sent = payload(
         proof, config=one.config, alpha=alpha, vocabulary=vocabulary, b_prob=_VALUE_BITS.get(proof, 32),
-        b_chance=_CHANCE_BITS, kept=min(vocabulary, decode.top_k_proof) if proof == "truncated" else 0,
+        b_chance=_CHANCE_BITS, kept=min(vocabulary, decode.top_k_proof) if decode.proven_by.declared.truncates else 0,
         target_kept=left if decode.top_k > 0 or decode.top_p < 1.0 else 0,
     )  # fmt: skip
     return row | {
@@ -276,7 +276,7 @@ def _differences(contenders: Sequence[_Contender]) -> list[str]:
     """Replies of modes with shared noise that are not those of the target alone."""
     return [
         f"{one.variant.label} differs from the target alone in reply {number}"
-        for one in contenders[1:] if one.variant.decode.proven_by is Proof.COUPLED
+        for one in contenders[1:] if one.variant.decode.proven_by.declared.draws_alike
         for number, (ours, theirs) in enumerate(zip(one.replies, contenders[0].replies, strict=True))
         if ours.tokens != theirs.tokens
     ]  # fmt: skip

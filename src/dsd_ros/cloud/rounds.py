@@ -130,7 +130,7 @@ class Session:
     @property
     def splits(self) -> bool:
         """Whether the robot draws what follows a rejection."""
-        return self.proof is Proof.SPLIT and not self.sampling.greedy
+        return self.proof.declared.recovers and not self.sampling.greedy
 
     @property
     def proof(self) -> Proof:

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from dsd_ros.python310 import StrEnum
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_DRAFT_LENGTH = 64  # tokens
 MAX_EXITS = 256
@@ -15,13 +19,29 @@ class ModeError(ValueError):
     """An unknown mode; the sentence names the known ones."""
 
 
-class Proof(StrEnum):
-    """The evidence that travels with a draft so that the target can verify it."""
+class Declared(NamedTuple):
+    """What a method is when sampled, to all that works with any method."""
 
-    FULL = "full"  # the draft's full distributions (DSD); only ids when greedy
-    SPLIT = "split"  # each drafted token's probability (DSSD); after a rejection the target's p comes down
-    TRUNCATED = "truncated"  # each distribution, truncated before its token is drawn (TSLT)
-    COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
+    draws_alike: bool = False  # both sides draw with the same noise: a reply is the target's own, whatever is drafted
+    sends_rows: bool = False  # whole distributions of the draft go up
+    truncates: bool = False  # it goes by top_k_proof, top_rho_proof and top_float_proof
+    recovers: bool = False  # after a rejection p comes down, and the robot draws the token that follows
+
+
+class Proof(StrEnum):
+    """The evidence that travels with a draft so that the target can verify it; what its method is is ``declared``."""
+
+    declared: Declared
+
+    FULL = "full", Declared(sends_rows=True)  # the draft's full distributions (DSD); only ids when greedy
+    SPLIT = "split", Declared(recovers=True)  # each drafted token's probability (DSSD)
+    TRUNCATED = "truncated", Declared(truncates=True)  # each distribution, truncated before its token is drawn (TSLT)
+    COUPLED = "coupled", Declared(draws_alike=True)  # nothing (decoding.coupling)
+
+    def __new__(cls, name: str, declared: Declared = Declared()) -> Self:  # noqa: B008
+        member = str.__new__(cls, name)
+        member._value_, member.declared = name, declared
+        return member
 
 
 class Shape(StrEnum):

@@ -146,7 +146,7 @@ class DecodeSettings:
         """The proof in use."""
         if self.proof == "preset":
             return self.preset.proof
-        if self.preset.streams and self.proof != Proof.COUPLED:
+        if self.preset.streams and self.proof != self.preset.proof:
             raise SettingsError(f"mode {self.mode} draws with shared noise, not by proof {self.proof!r}; use preset")
         return Proof(self.proof)
 
@@ -158,8 +158,7 @@ class DecodeSettings:
             raise SettingsError(
                 f"mode {self.mode} has no rounds whose drafts could have shape {self.shape!r}; use preset"
             )
-        sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
-        if shape is Shape.BUDGET and sampled:
+        if shape is Shape.BUDGET and self.draws:
             raise SettingsError(
                 f"shape 'budget' draws no nodes, so that proof {self.proven_by.value!r} has nothing to go by; "
                 "use shape expansion, or proof coupled, or temperature 0"
@@ -184,7 +183,20 @@ class DecodeSettings:
     @property
     def splits(self) -> bool:
         """Whether the robot draws what follows a rejection, with a distribution from the cloud."""
-        return self.proven_by is Proof.SPLIT and not self.sampling.greedy
+        return self.proven_by.declared.recovers and not self.sampling.greedy
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn from distributions that the verifier has to know."""
+        return not (self.sampling.greedy or self.proven_by.declared.draws_alike)
+
+    @property
+    def drawn_by(self) -> object:
+        """What decides a reply's tokens, beside sampling and seed: equal values, equal tokens."""
+        if not self.draws:
+            return None  # the target alone
+        truncated = self.top_k_proof, self.top_rho_proof, self.top_float_proof
+        return self.proven_by, self.shaped_by, self.depth, self.expansion, truncated
 
     def _check_split(self) -> None:
         if not (self.splits and self.predrafts) or self.shaped_by is not Shape.EXPANSION:

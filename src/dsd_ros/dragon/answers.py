@@ -79,6 +79,11 @@ class SentenceSource(NamedTuple):
     document: str
 
 
+def withdrawn(text: str) -> str:
+    """An answer's text as it is said: one that begins and then does not know says that it does not know, no more."""
+    return NOT_KNOWN if NOT_KNOWN[:-1] in text else text
+
+
 Told = dict[tuple[str, str], float]  # of one token: (side, document) -> how much of its probability the document gives
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
@@ -88,10 +93,12 @@ def sources_of(
 ) -> tuple[SentenceSource, ...]:
     """The document behind each sentence: the one that gives most of its tokens' probability.
 
-    ``told``: for the first tokens of an answer, as many as count. Left out are sentences of which no document is named,
-    and those that say "I do not know.".
+    ``told``: for the first tokens of an answer, as many as count. Left out are sentences of which no document is named;
+    an answer that is withdrawn has none.
     """
     tokens, begin = list(tokens), 0
+    if withdrawn(text_of(tokens)) == NOT_KNOWN:
+        return ()
     sentences: list[tuple[int, int, Told]] = []  # its first token, the one after its last, and its documents
     held: Told = {}
     for at, shares in enumerate(told):
@@ -102,11 +109,7 @@ def sources_of(
             held[document] = held.get(document, 0.0) + share
     sentences.append((begin, len(told), held))
     said = [(text_of(tokens[first:last]).strip(), weights) for first, last, weights in sentences]
-    return tuple(
-        SentenceSource(text, *max(weights, key=weights.__getitem__))
-        for text, weights in said
-        if weights and NOT_KNOWN not in text
-    )
+    return tuple(SentenceSource(text, *max(weights, key=weights.__getitem__)) for text, weights in said if weights)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Answer:
     @property
     def known(self) -> bool:
         """Whether the answer tells anything: false where it says "I do not know."."""
-        return bool(self.text) and NOT_KNOWN not in self.text
+        return withdrawn(self.text) not in ("", NOT_KNOWN)
 
     @property
     def whole(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics, Told, sources_of
+from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics, Told, sources_of, withdrawn
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted
 from dsd_ros.dragon.profiler import Profile
@@ -193,7 +193,7 @@ class DragonClient:
         figures.bytes_up, figures.bytes_down = up - bytes_before[0], down - bytes_before[1]
         figures.passes, figures.attempts = asked.mixture.passes, attempts
         finished = bool(asked.tokens) and asked.tokens[-1] in asked.eos | self.model.eos_token_ids
-        text, told = self.model.decode_text(asked.tokens), asked.told
+        text, told = withdrawn(self.model.decode_text(asked.tokens)), asked.told
         sources = sources_of(asked.tokens, told[:-1] if finished else told, self.model.decode_text)
         return Answer(text, asked.tokens, finished, figures, sources)
 
@@ -364,7 +364,7 @@ class _Asked:
         self.tokens.append(token)
         self.times.append(at)
         if self.on_token is not None:
-            self.on_token(self.mixture.model.decode_text(self.tokens), list(self.tokens))
+            self.on_token(withdrawn(self.mixture.model.decode_text(self.tokens)), list(self.tokens))
 
     def gather(self, attempt: Attempt) -> None:
         """The attempt is over: keep its statistics."""

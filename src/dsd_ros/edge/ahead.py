@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dsd_ros.decoding.methods import Result
-from dsd_ros.decoding.modes import MAX_EXITS, Proof
+from dsd_ros.decoding.modes import MAX_EXITS
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, Origin, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
@@ -120,7 +120,7 @@ class Ahead(DraftModel):
         self._send_ahead = send_ahead
         self._guesses = settings.predraft_source != "exits"
         self._exits = settings.predraft_source != "guesses"
-        self._guesser = Guesser(settings.sampling, settings.seed, settings.proven_by is Proof.COUPLED)
+        self._guesser = Guesser(settings.sampling, settings.seed, settings.proven_by.declared.draws_alike)
         self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a round is never sent before the one before it

@@ -18,7 +18,7 @@ import torch
 
 from dsd_ros.decoding.methods import Result, RoundContext, method_of
 from dsd_ros.decoding.methods.base import Kept
-from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
@@ -42,7 +42,7 @@ class Drafting:
         self.settings, self.eos_token_ids, self.reply = settings, eos_token_ids, reply
         self.sampling, self.shape, self.depth = settings.sampling, settings.shaped_by, settings.depth
         self.method = method_of(settings.proven_by, self.sampling.greedy)
-        self.draws = not (self.sampling.greedy or settings.proven_by is Proof.COUPLED)
+        self.draws = settings.draws
 
     def context(self, number: int, start: int) -> RoundContext:
         """Round ``number``, which follows ``start`` tokens of the reply."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from dsd_ros.decoding.constraint import Constraint, ReplyForm
 from dsd_ros.decoding.methods import method_of
-from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import TargetChanged, VerifierClient
@@ -266,11 +266,12 @@ def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary:
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
     """ValueError when a draft's distributions would not fit into one message; truncated ones always do."""
-    if settings.sampling.greedy or settings.proven_by not in (Proof.FULL, Proof.SPLIT):
+    whole = settings.draws and settings.proven_by.declared.sends_rows
+    if not (whole or settings.splits):
         return
     most = MAX_EVIDENCE_BYTES // (4 * vocab_size + (_ROW_HEAD_BYTES if settings.splits else 0))
     if settings.shaped_by is not Shape.EXPANSION:
-        if settings.proven_by is Proof.FULL and settings.draft_length > most:
+        if whole and settings.draft_length > most:
             raise ValueError(
                 f"draft_length {settings.draft_length} is too long for a vocabulary of {vocab_size}; use {most} or less"
             )

@@ -27,7 +27,7 @@ from dsd_ros.cloud.exits import confidence_of
 from dsd_ros.cloud.rounds import OnEarly, PendingRound, RoundRefused, Work
 from dsd_ros.cloud.verification import microseconds_since, take_recovered
 from dsd_ros.decoding.constraint import Constraint
-from dsd_ros.decoding.methods import DraftVerdict, RoundContext, coupled, greedy, method_of, split
+from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.rejection import verify_tree_greedy
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
@@ -189,7 +189,7 @@ class EngineTarget:
         # What exceeds the context cannot be verified; a shorter draft is just as exact.
         tree = bounded(drafted.cut(max(0, model.max_length - prefix.prompt_length - draft.confirmed)))
         take_recovered(round.reply, draft.resampled, model.vocab_size)
-        want = {greedy: ARGMAX, coupled: COUPLED}.get(method, ROWS)  # type: ignore[call-overload]
+        want = ARGMAX if session.sampling.greedy else COUPLED if session.proof.declared.draws_alike else ROWS
         wish = Wish(want, session.sampling, session.request.seed, draft.reply, session.constraint)
         began = time.perf_counter()
         paths = node_paths(tree, model.vocab_size)

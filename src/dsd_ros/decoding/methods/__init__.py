@@ -28,5 +28,5 @@ _BY_PROOF: dict[Proof, Method] = {
 
 
 def method_of(proof: Proof, greedy_sampling: bool) -> Method:
-    """The method for a proof; at temperature 0, and without drafts, token ids alone are enough."""
-    return greedy if greedy_sampling else _BY_PROOF.get(proof, full)
+    """The method for a proof; at temperature 0 token ids alone are enough."""
+    return greedy if greedy_sampling else _BY_PROOF[proof]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dsd_ros.decoding.modes import Proof, streams
+from dsd_ros.decoding.modes import streams
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag, BagError
 from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
@@ -20,7 +20,6 @@ from dsd_ros.vlm.settings import ModelSettings
 
 _NEEDED = ("dsd/observation", "dsd/reply_progress", "dsd/decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
-_SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 _Settings = TypeVar("_Settings")
 
 
@@ -249,10 +248,7 @@ def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: li
             "The bag's replies are sampled, and their random draws depend on the number of earlier replies, some of "
             "which are missing. Record from the start, or with temperature 0."
         )
-    coupled = recorded.proven_by is Proof.COUPLED and settings.proven_by is Proof.COUPLED
-    if coupled:
-        return
-    if recorded.mode != settings.mode and not {recorded.mode, settings.mode} <= _SAME_DRAWS:
+    if recorded.drawn_by != settings.drawn_by:
         raise BagError(
             f"The bag's replies are sampled in mode {recorded.mode}, and mode {settings.mode} draws others of the "
             "same distribution; replay it in its own mode, or record with temperature 0 or proof coupled."

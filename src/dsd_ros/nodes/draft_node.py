@@ -94,8 +94,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
     def load(self) -> None:
         settings = self._settings
         self._grammar = read_grammar(settings.grammar)
-        token = settings.token()
-        self._proven = AuthenticatedChannel(self._channel, token) if token else None
+        self._proven = AuthenticatedChannel(self._channel, settings.token) if settings.token() else None
         model = load_model(settings.model)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
         with self._lock:

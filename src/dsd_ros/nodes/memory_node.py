@@ -90,8 +90,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
-        token = self._settings.token()
-        channel = AuthenticatedChannel(self._channel, token) if token else self._channel
+        token = self._settings.token
+        channel = AuthenticatedChannel(self._channel, token) if token() else self._channel
         with self._turn:
             self._session = DragonClient(channel, model, store, self._settings.answer)
         documents = len(store.documents())

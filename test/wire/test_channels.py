@@ -134,6 +134,22 @@ def test_a_token_is_read_for_each_dial_and_a_link_that_worked_outlives_refusals(
             channel.reconnect()
 
 
+@pytest.mark.parametrize(("frames", "kind"), [((b"\xff",), LinkRefused), ((encode(ANSWER), b"\xff"), LinkClosed)])
+def test_an_undecodable_frame_is_final_only_as_the_first_of_a_connection(frames, kind):
+    def handle(connection):
+        for frame in frames:
+            connection.send(frame)
+        connection.recv()
+
+    with served(handle) as port, WebsocketChannel(f"ws://127.0.0.1:{port}") as channel:
+        for _ in range(2):  # dialled again, it goes as before
+            channel.reconnect()
+            for _ in frames[1:]:
+                assert channel.receive(5) == ANSWER
+            with pytest.raises(kind):
+                channel.receive(5)
+
+
 def test_backoff_doubles_is_bounded_and_jitters():
     backoff = Backoff(first=0.1, longest=1.0)
     delays = [backoff.next_delay() for _ in range(60)]

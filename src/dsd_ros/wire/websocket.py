@@ -106,6 +106,8 @@ class WebsocketChannel:
         try:
             message = decode(data)
         except WireError as error:
+            if connection is self._proven:
+                raise LinkClosed(f"{self.url} sent a damaged message: {error}") from error
             raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
         self._proven = connection
         return message

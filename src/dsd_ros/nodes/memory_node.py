@@ -155,7 +155,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         except DecodeCancelled:
             return _fail(response, Response.CANCELED, _REPLACED)
         except DeadlineExceeded as error:
-            return self._lost(response, Response.TIMED_OUT, error)
+            return self._lost(response, Response.LINK_LOST if error.trouble else Response.TIMED_OUT, error)
         except (AnswerRefused, LinkRefused) as error:
             return self._lost(response, Response.REFUSED, error)
         except LinkError as error:

@@ -183,7 +183,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         """One attempt, abandoned when a decode is requested, which reconnects as well."""
         try:
             with self._turn(time.monotonic() + _OPEN_LIMIT_S) as cancelled:
-                if self._session is not None and self.active:
+                if self._session is not None and self.active and self._keeper.down:  # no decode has found it meanwhile
                     self._session.reconnect(time.monotonic() + _OPEN_LIMIT_S, cancelled)
         except DeadlineExceeded as error:
             raise LinkTimeout(str(error)) from error

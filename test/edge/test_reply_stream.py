@@ -306,6 +306,19 @@ def test_deadline_and_cancellation_hold_whatever_comes(verifier, wait):
             stream.verified(wait)
 
 
+def test_an_overdue_answer_is_reported_at_once_and_named_at_the_deadline():
+    said = []
+    verifier = Silent([1] * 40)
+    stream = begun(verifier, on_trouble=said.append)
+    verifier.at = 3  # which it says when it is asked
+    assert stream.verified(wait=True)
+    assert len(said) == 2 and "sent nothing after token 0 for 0.05 s" in said[0] and said[1] == ""
+    stream = begun(Silent([1] * 40), on_trouble=said.append, deadline=time.monotonic() + 0.1)
+    with pytest.raises(DeadlineExceeded, match=r"at its deadline: the verifier sent nothing after token 0") as error:
+        stream.verified(wait=True)
+    assert error.value.trouble == said[-1]
+
+
 def test_what_comes_while_the_robot_drafts_is_no_silence():
     verifier = Silent([1, 2, 3])
     stream = begun(verifier, patience=60.0)

@@ -43,6 +43,7 @@ class World:
 
     def __init__(self, required: Requirements = REQUIRED, timeouts: Timeouts | None = None) -> None:
         self.supervisor = Supervisor(timeouts or Timeouts(), SafetyLimits(), required)
+        self.supervisor.on_report("draft_node", "")
         self.now = 50.0
         self.pose = Pose(0.0, 0.0, 0.0)
         self.tilt: float | None = 0.0
@@ -105,7 +106,7 @@ def test_nothing_moves_before_everything_has_been_heard():
     assert decision.motion == STILL and decision.stopped
     assert {cause for cause, _ in decision.causes} == {
         Cause.DEADMAN, Cause.ODOMETRY_STALE, Cause.STATE_STALE, Cause.CAMERA_STALE,
-        Cause.OBSTACLE_SENSOR_STALE, Cause.NODE_SILENT, Cause.NO_ACTION,
+        Cause.OBSTACLE_SENSOR_STALE, Cause.NODE_SILENT, Cause.LINK_LOST, Cause.NO_ACTION,
     }  # fmt: skip
 
 
@@ -583,9 +584,9 @@ def test_nodes_are_awaited_until_they_were_well_once():
     every = {"draft_node", "navigation_node"}
     assert supervisor.decide(now).awaited == every  # not the nodes of another robot or link, which never come
     for node in supervisor.decide(now).awaited:
-        supervisor.on_heartbeat(node, now)  # alive, and not well yet
-        supervisor.on_report(node, "starting")
+        supervisor.on_heartbeat(node, now)  # alive, and has not reported yet
     decision = supervisor.decide(now)
+    assert "draft_node: starting" in dict(decision.causes)[Cause.LINK_LOST]
     assert Cause.LINK_LOST in dict(decision.causes) and decision.stopped
     assert decision.awaited == every
     now += 2.0  # loading the model

@@ -20,7 +20,9 @@ from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.channel import LinkClosed, LinkError
+from dsd_ros.wire.channel import LinkClosed, LinkError, bearer
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.messages import Refusal
 from dsd_ros.wire.websocket import WebsocketChannel
 
 SERVER = Path(__file__).parents[1] / "support" / "serve_model.py"
@@ -148,6 +150,38 @@ def test_a_wrong_token_ends_the_bridge_with_a_sentence(rig, tiny_pair, tmp_path)
     assert child.process.returncode == 2  # being started again would not mend it
     assert any("token" in line and "bridge_node" in line for line in rig.lines), rig.lines
     assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_a_token_may_change_while_the_bridge_runs(rig, tmp_path):
+    """Between the change at the verifier and that of the robot's file, /diagnostics says what is wrong."""
+    from websockets.sync.server import serve as accept
+
+    file, right = tmp_path / "token", ["old"]
+    file.write_text("old\n")
+    links = []
+
+    def greet(connection):
+        links.append(connection)
+        connection.send(encode(Refusal(0, 0, 0, "code", "sentence")))
+        connection.recv()
+
+    def guard(connection, request):
+        return None if request.headers["Authorization"] == bearer(right[0]) else connection.respond(401, "no\n")
+
+    with accept(greet, "127.0.0.1", 0, process_request=guard) as verifier:
+        thread = threading.Thread(target=verifier.serve_forever)
+        thread.start()
+        url = f"ws://127.0.0.1:{verifier.socket.getsockname()[1]}"
+        bridge = rig.host("bridge_node", url=url, token_file=file, longest_wait_s=0.1).node
+        rig.until(lambda: any("linked to" in line for line in rig.lines))
+        right[0] = "new"
+        links[0].close()
+        rig.until(lambda: any("no link: " in line and "refused the token" in line for line in rig.lines))
+        file.write_text("new\n")
+        rig.until(lambda: len(links) == 2)
+        verifier.shutdown()
+        thread.join(10)
+    assert bridge.failure is None
 
 
 def test_a_verifier_that_resets_every_handshake_is_a_closed_link():

@@ -16,6 +16,7 @@ import time
 
 import pytest
 from action_msgs.msg import GoalStatus
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
 from lifecycle_msgs.msg import Transition
 from navigation_rig import FORWARD, HANG, LEFT, STOP, NavigationRig
@@ -69,6 +70,31 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     rig.until(lambda: time.monotonic() - nav.commands[-1][0] > 1.0, what="silence on cmd_vel")
     assert nav.commands[-1][0] - ended < 2.7
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
+
+
+def test_a_goal_waits_while_the_draft_starts(rig):
+    """The first goal is sent as soon as the action server is there, and may be cancelled before the draft is."""
+    nav = NavigationRig(rig)
+    said = rig.node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+    rig.until_linked("supervisor_node", said)
+    draft = DiagnosticStatus(name="draft_node", level=DiagnosticStatus.STALE, message="starting")
+    said.publish(DiagnosticArray(status=[draft]))
+    rig.until(lambda: not nav.free)
+
+    def starting():
+        nav.feedback.clear()
+        handle = nav.send()
+        rig.until(lambda: nav.feedback and nav.feedback[-1].feedback.phase == "starting")
+        assert not nav.requests
+        return handle
+
+    handle = starting()
+    handle.cancel_goal_async()
+    assert nav.finish(handle)[1].outcome == RunOutcome.CANCELLED
+    handle = starting()
+    draft.level, draft.message = DiagnosticStatus.OK, "session open"
+    said.publish(DiagnosticArray(status=[draft]))
+    assert nav.finish(handle)[1].outcome == RunOutcome.ARRIVED and len(nav.requests) == 1
 
 
 def test_speed_changes_in_mid_run(rig):

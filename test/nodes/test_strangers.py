@@ -209,6 +209,17 @@ def test_publishers_of_another_type_are_warned_of(rig):
     rig.until(lambda: any("/test_rig" in value.value for s in reports for value in s.values), what="a diagnostic")
 
 
+def test_a_second_verifier_is_named(rig, monkeypatch):
+    monkeypatch.setattr("dsd_ros.nodes.supervisor_node._DOUBLED_S", 0.3)
+    rig.host("supervisor_node", **GIVEN)
+    second = rig.node.create_publisher(Bool, "dsd/session_reply", qos.STATE)
+    rig.until_linked("supervisor_node", rig.node.create_publisher(Bool, "emergency_stop", qos.STATE))
+    assert not any("dsd/session_reply" in line for line in rig.lines)
+    rig.node.create_publisher(Bool, "dsd/session_reply", qos.STATE)
+    rig.until(lambda: any("test_rig and test_rig publish dsd/session_reply" in line for line in rig.lines))
+    rig.node.destroy_publisher(second)
+
+
 BEST_EFFORT = qos.SENSOR
 
 

@@ -168,6 +168,7 @@ def test_the_decode_service(rig, tiny_pair, models):
         answer = rig.call(Decode, "dsd/decode", request)
         assert not answer.success and answer.code == code and answer.message.endswith(".")
 
+    assert rig.set_parameter("draft_node", "link.response_timeout_s", 0.5).successful
     bad = nodes.camera.show(picture(0))
     bad.encoding = "yuv422"
     nodes.camera._publisher.publish(bad)
@@ -175,9 +176,10 @@ def test_the_decode_service(rig, tiny_pair, models):
     assert answer.success, answer.message  # the node is fine afterwards
 
     nodes.verifier.process.send_signal(signal.SIGSTOP)
-    answer = nodes.camera.ask(picture(8), INSTRUCTION, timeout=2.0)
-    assert not answer.success
-    assert answer.code in (Decode.Response.TIMED_OUT, Decode.Response.LINK_LOST)
+    answer = nodes.camera.ask(picture(8), INSTRUCTION, timeout=1.2)
+    assert not answer.success and answer.code == Decode.Response.LINK_LOST
+    assert "at its deadline: the verifier" in answer.message
+    assert any("waiting for the verifier: " in line for line in rig.lines), rig.lines
     nodes.verifier.process.send_signal(signal.SIGCONT)
     answer = nodes.camera.ask(picture(9), INSTRUCTION)
     assert answer.success, answer.message

@@ -57,7 +57,7 @@ class NavigationRig:
         # The draft node is this rig itself, and has no heart.
         words = {"grammar": parameters["grammar"]} if "grammar" in parameters else {}
         self.supervisor = start(
-            "supervisor_node", require__heartbeats="navigation_node", require__link="",
+            "supervisor_node", require__heartbeats="navigation_node", require__link="draft_node",
             fallback=fallback, require__commands=commands, **words,
         )  # fmt: skip
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -24,7 +25,7 @@ from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import REMEMBERED, AuthenticatedChannel, SessionKey, Token
-from dsd_ros.wire.channel import LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LinkTimeout, LocalChannel, read_token
 from dsd_ros.wire.codec import decode, encode
 
 TOKEN = "a-token-that-nobody-else-has"
@@ -117,7 +118,7 @@ class Guarded:
 class Rig:
     """A verifier, a stranger on the link, and a robot; each side's token, or None."""
 
-    def __init__(self, stack: contextlib.ExitStack, robot: str | None = TOKEN, verifier: str | None = TOKEN) -> None:
+    def __init__(self, stack: contextlib.ExitStack, robot: Any = TOKEN, verifier: str | None = TOKEN) -> None:
         self.engine = stack.enter_context(VerifierEngine(TARGET))
         self.served: Any = self.engine
         if verifier is not None:
@@ -245,6 +246,25 @@ def test_a_ticket_that_was_read_is_useless(rig):
             assert answer.session == 0 and "prove its token" in answer.error
         assert session.decode(IMAGE, "go").tokens == undisturbed({"mode": "dsd"})[1]
     assert rig.counted("sessions_resumed_total") == 1
+
+
+def test_a_token_is_read_for_each_opening(rig, tmp_path):
+    """A session lives on after the token has been changed on both sides, and the next one shows the new token."""
+    file = tmp_path / "token"
+    file.write_text("changed\n")
+    rig = rig(robot=partial(read_token, file), verifier="changed")
+    with rig.session({"mode": "dsd"}) as session:
+        replies = [session.decode(IMAGE, "go").tokens]
+        file.write_text("changed-again\n")
+        rig.served.guard._tokens = Tokens.shared("changed-again")
+        replies.append(session.decode(IMAGE, "go").tokens)
+        session.close()
+        replies.append(session.decode(IMAGE, "go").tokens)
+        session.close()
+        file.unlink()
+        with pytest.raises(LinkClosed, match="cannot be read"):
+            session.open()
+    assert replies == undisturbed({"mode": "dsd"}, 3)
 
 
 def test_the_answer_to_a_resume_may_be_lost(rig):

@@ -4,10 +4,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from dsd_ros.wire.channel import Backoff, LinkClosed, LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, LocalChannel, bearer, read_token
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Refusal, SessionClose
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -73,12 +75,8 @@ def test_no_listener_is_a_closed_link():
 
 def test_closing_while_another_thread_receives():
     """The receiver is told, whatever it waits for."""
-    from websockets.sync.server import serve
-
-    with serve(lambda connection: connection.recv(), "127.0.0.1", 0) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        channel = WebsocketChannel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+    with served(lambda connection: connection.recv()) as port:
+        channel = WebsocketChannel(f"ws://127.0.0.1:{port}")
         channel.reconnect()
         outcome = []
 
@@ -96,8 +94,60 @@ def test_closing_while_another_thread_receives():
         assert len(outcome) == 1
         with pytest.raises(LinkClosed):
             channel.reconnect()
+
+
+@contextmanager
+def served(handle, **options):
+    """The port of a websocket at whose other end ``handle`` is called for each connection."""
+    from websockets.sync.server import serve
+
+    with serve(handle, "127.0.0.1", 0, **options) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.socket.getsockname()[1]
         server.shutdown()
-        serving.join(10)
+        thread.join(10)
+
+
+def test_a_token_is_read_for_each_dial_and_a_link_that_worked_outlives_refusals(tmp_path):
+    file, right = tmp_path / "token", ["old"]
+    file.write_text("old\n")
+
+    def guard(connection, request):
+        shown = request.headers["Authorization"] == bearer(right[0])
+        return None if shown else connection.respond(401, "another token\n")
+
+    with served(lambda connection: connection.send(encode(ANSWER)), process_request=guard) as port:
+        with WebsocketChannel(f"ws://127.0.0.1:{port}", token=partial(read_token, file)) as channel:
+            for changed in ("old", "new"):
+                file.write_text(f"{changed}\n")
+                right[0] = changed
+                channel.reconnect()
+                assert channel.receive(5) == ANSWER
+            right[0] = "newer"
+            with pytest.raises(LinkClosed, match="refused the token"):
+                channel.reconnect()
+            file.unlink()
+            with pytest.raises(LinkClosed, match="cannot be read"):
+                channel.reconnect()
+        with WebsocketChannel(f"ws://127.0.0.1:{port}", token="old") as channel, pytest.raises(LinkRefused):
+            channel.reconnect()
+
+
+@pytest.mark.parametrize(("frames", "kind"), [((b"\xff",), LinkRefused), ((encode(ANSWER), b"\xff"), LinkClosed)])
+def test_an_undecodable_frame_is_final_only_as_the_first_of_a_connection(frames, kind):
+    def handle(connection):
+        for frame in frames:
+            connection.send(frame)
+        connection.recv()
+
+    with served(handle) as port, WebsocketChannel(f"ws://127.0.0.1:{port}") as channel:
+        for _ in range(2):  # dialled again, it goes as before
+            channel.reconnect()
+            for _ in frames[1:]:
+                assert channel.receive(5) == ANSWER
+            with pytest.raises(kind):
+                channel.receive(5)
 
 
 def test_backoff_doubles_is_bounded_and_jitters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ssl
 import subprocess
+import threading
 import time
 
 import pytest
@@ -13,7 +14,8 @@ from gateway import Gateway, response
 from dsd_ros.edge.client import LinkSettings, VerifierClient
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused
 from dsd_ros.wire.client import DeadlineExceeded, Limits
-from dsd_ros.wire.messages import SessionRequest
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.messages import SessionClose, SessionRequest
 from dsd_ros.wire.websocket import MAX_RETRY_AFTER_S, WebsocketChannel
 
 PASSING = ("200 OK", "302 Found", "404 Not Found", "429 Too Many Requests", "503 Service Unavailable")
@@ -146,6 +148,33 @@ def test_only_a_certificate_out_of_its_time_is_dialled_again(tmp_path, words, ho
         pytest.raises(kind, match=says),
     ):
         channel.reconnect()
+
+
+def test_a_link_that_worked_waits_for_a_certificate_that_is_trusted_again(tmp_path):
+    """A captive portal, or a renewal that reaches the robot's CA file after the verifier's certificate."""
+    from websockets.sync.server import serve
+
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    (context, first), (_, second) = map(certificate, folders)
+    trusted = tmp_path / "ca.pem"
+    trusted.write_text(first.read_text())
+    message = SessionClose(1)
+    with serve(lambda link: link.send(encode(message)), "127.0.0.1", 0, ssl=context) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with WebsocketChannel(f"wss://127.0.0.1:{server.socket.getsockname()[1]}", ca_file=trusted) as channel:
+            channel.reconnect()
+            assert channel.receive(5) == message
+            context.load_cert_chain(second, second.with_name("k"))
+            with pytest.raises(LinkClosed, match="not trusted"):
+                channel.reconnect()
+            trusted.write_text(second.read_text())
+            channel.reconnect()
+            assert channel.receive(5) == message
+        server.shutdown()
+        thread.join(10)
 
 
 def test_a_name_that_nobody_knows_yet_is_dialled_again():

@@ -59,6 +59,7 @@ _PERIODS = (
     (0.066, ("camera", "depth")),
     (0.05, ("range", "deadman", "battery")),
     (0.1, ("heartbeat",)),
+    (0.5, ("diagnostics",)),
 )
 
 
@@ -131,8 +132,11 @@ class StandIn:
     def report(self, node: str, level: bytes = DiagnosticStatus.WARN) -> None:
         """Report a node's health in /diagnostics."""
         (self._reported.discard if level == DiagnosticStatus.OK else self._reported.add)(node)
-        status = DiagnosticStatus(name=node, level=level, message="not as it should be")
-        self._publishers["diagnostics"].publish(DiagnosticArray(status=[status]))
+        self._publishers["diagnostics"].publish(self._health(node))
+
+    def _health(self, node: str) -> DiagnosticArray:
+        level = DiagnosticStatus.WARN if node in self._reported else DiagnosticStatus.OK
+        return DiagnosticArray(status=[DiagnosticStatus(name=node, level=level, message="not as it should be")])
 
     def intrude(self) -> None:
         """Publish cmd_vel beside the supervisor."""
@@ -187,6 +191,8 @@ class StandIn:
                 return Bool(data=self.held)
             case "battery":
                 return BatteryState(percentage=self.charge)
+            case "diagnostics":
+                return self._health("draft_node")
         return String(data="draft_node")  # the heartbeat
 
     def _stamped(self, name: str, message: Any) -> Any:

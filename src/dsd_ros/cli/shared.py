@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -58,7 +59,7 @@ class VerifierFlags:
         from dsd_ros.wire.channel import read_token
         from dsd_ros.wire.websocket import WebsocketChannel
 
-        token = read_token(self.token_file) if self.token_file else None
+        token = partial(read_token, self.token_file) if self.token_file else None
         return WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
 
 

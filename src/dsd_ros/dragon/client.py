@@ -139,7 +139,7 @@ class DragonClient:
                     raise
                 failure = error
             except (LinkClosed, LinkTimeout) as error:
-                self._link.failed(error, failures)
+                self._link.failed(error, failures, asked.limits)
                 failure = error
             number += 1
             if len(asked.tokens) > known:

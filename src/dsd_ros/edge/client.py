@@ -98,6 +98,7 @@ class VerifierClient(Connection):
                 return
             except (LinkClosed, LinkTimeout) as error:
                 self.up = False
+                limits.overdue(error)
                 failure = error
         assert failure is not None
         raise failure
@@ -162,7 +163,7 @@ class VerifierClient(Connection):
                 whole = True
                 failure = LinkClosed("the verifier keeps forgetting the session; is it being restarted?")
             except (LinkClosed, LinkTimeout) as error:
-                self.failed(error, failures)
+                self.failed(error, failures, limits)
                 failure = error
             except _SendAgain as error:
                 if not error.at_once:

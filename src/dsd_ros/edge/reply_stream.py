@@ -171,7 +171,7 @@ class ReplyStream:
 
     def _recover(self, why: LinkClosed | LinkTimeout) -> None:
         """After a silence or a lost link: ask again, over a new link or in a new session if need be."""
-        self._link.failed(why, self._failures)
+        self._link.failed(why, self._failures, self._request.limits)
         self._failed(why)
         where = {"session": self._link.session, "reply": self._request.number, "attempt": self._failures}
         _log.info("the reply goes on after a silence or a lost link", extra=where)

@@ -114,6 +114,7 @@ class EdgeSession:
         cancelled: Callable[[], bool] | None = None,
         history: History = (),
         patience: float | None = None,
+        on_trouble: Callable[[str], object] | None = None,
     ) -> DecodedReply:
         """The target's own reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone).
 
@@ -122,9 +123,10 @@ class EdgeSession:
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. PromptError, ImageError or WireError (ValueErrors) for an
         input that cannot be used, LinkError when link or verifier fail for good, DeadlineExceeded, DecodeCancelled,
-        LinkSilent after ``patience`` seconds of silence.
+        LinkSilent after ``patience`` seconds of silence. ``on_trouble`` is called with a sentence when an answer is
+        overdue or the link is down, and with "" when the verifier is heard again.
         """
-        limits = Limits(deadline, cancelled, patience)
+        limits = Limits(deadline, cancelled, patience, on_trouble=on_trouble)
         check_instruction(instruction)
         self._pictures.check(image, history)
         self._reply += 1

@@ -4,9 +4,10 @@
 Each transport has its own authentication: TLS and the token on the websocket, tags on the topics, and the bridge stands
 between them with one token file for both.
 
-configure reads the address, the token and the certificate; activate starts to dial without waiting for the verifier;
-deactivate disconnects. When the websocket breaks, messages under way are dropped and the bridge redials with backoff;
-the draft node's session notices by its own time-out, resends and resumes, because rounds are idempotent.
+configure checks the address, the token and the certificate, which each dial reads again; activate starts to dial
+without waiting for the verifier; deactivate disconnects. When the websocket breaks, messages under way are dropped and
+the bridge redials with backoff; the draft node's session notices by its own time-out, resends and resumes, because
+rounds are idempotent. A refusal ends the bridge only where the link has never worked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
@@ -25,7 +27,7 @@ from dsd_ros.ros.running import EXIT_BAD_START, run_main
 from dsd_ros.ros.settings import BridgeNodeSettings
 from dsd_ros.wire.authentication import bare
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, read_token
-from dsd_ros.wire.messages import Message, SessionReply, SessionRequest
+from dsd_ros.wire.messages import Message, Question, SessionReply, SessionRequest
 from dsd_ros.wire.websocket import WebsocketChannel
 
 _OUTBOX = 256
@@ -36,7 +38,7 @@ def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
 
     :raises ValueError, OSError: for an unusable address, token or certificate.
     """
-    token = read_token(settings.token_file) if settings.token_file else None
+    token = partial(read_token, settings.token_file) if settings.token_file else None
     return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
 
 
@@ -72,8 +74,8 @@ class Relay:
         self._up = threading.Event()
         self._outbox: queue.Queue[Message | None] = queue.Queue(_OUTBOX)
         self._relayed = 0
-        tokens = Tokens.of(settings.token_file)
-        self._guard = Authenticator(self._take, tokens) if tokens is not None else None
+        self._tokens = Tokens.of(settings.token_file)
+        self._guard = Authenticator(self._take, self._tokens) if self._tokens is not None else None
         self._openings: dict[int, Callable[[Message], object]] = {}  # requests of this link -> their answer's way
         self._topics = VerifierTopics(node, self._on_message)
         self._report(health.WARN, f"no link yet: dialling {settings.url}", calm=True)
@@ -111,10 +113,12 @@ class Relay:
     def _on_message(self, message: Message) -> None:
         if not self._up.is_set():
             return  # the sender times out and resends
-        if self._guard is None:
+        if self._guard is None or self._tokens is None:
             self._outbox_put(message)
-        else:
-            self._guard.submit(message, self._topics.publish, None)
+            return
+        if isinstance(message, SessionRequest | Question):
+            self._tokens.reload()  # the robot's nodes read their file anew for each opening, too
+        self._guard.submit(message, self._topics.publish, None)
 
     def _take(self, message: Message, answer: Callable[[Message], object], _: Hashable) -> bool:
         """Pass on what a robot with the token has sent."""

@@ -94,8 +94,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
     def load(self) -> None:
         settings = self._settings
         self._grammar = read_grammar(settings.grammar)
-        token = settings.token()
-        self._proven = AuthenticatedChannel(self._channel, token) if token else None
+        self._proven = AuthenticatedChannel(self._channel, settings.token) if settings.token() else None
         model = load_model(settings.model)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
         with self._lock:
@@ -184,10 +183,17 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         """One attempt, abandoned when a decode is requested, which reconnects as well."""
         try:
             with self._turn(time.monotonic() + _OPEN_LIMIT_S) as cancelled:
-                if self._session is not None and self.active:
+                if self._session is not None and self.active and self._keeper.down:  # no decode has found it meanwhile
                     self._session.reconnect(time.monotonic() + _OPEN_LIMIT_S, cancelled)
         except DeadlineExceeded as error:
             raise LinkTimeout(str(error)) from error
+
+    def _on_trouble(self, sentence: str) -> None:
+        """The decode under way waits for an answer that is overdue, or no longer does."""
+        if sentence:
+            self._health.report(health.WARN, f"waiting for the verifier: {sentence}")
+        else:
+            self._health.report(health.OK, "session open", self._proof())
 
     def _on_link_found(self) -> None:
         if self.active:
@@ -237,9 +243,13 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             reply = self._reply(image, rgb, text, request.allow_unverified, options)
         except ImageMessageError as error:
             return _fail(answer, Answer.NO_IMAGE, str(error))
+        except DecodeCancelled:
+            if self._health.level == health.WARN:  # while it waited: who says now when the link is back?
+                self._keeper.lost()
+            raise
         except DeadlineExceeded as error:
             self._link_lost(str(error))
-            return _fail(answer, Answer.TIMED_OUT, str(error))
+            return _fail(answer, Answer.LINK_LOST if error.trouble else Answer.TIMED_OUT, str(error))
         except (VerifierRefused, LinkRefused) as error:
             self._link_lost(f"refused: {error}")
             return _fail(answer, Answer.REFUSED, str(error))
@@ -263,7 +273,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         progress = ReplyPublisher(self._progress, session.text, **about)
         patience = self._settings.link_patience_s if allow_unverified else None
         try:
-            reply = session.decode(rgb, text, on_progress=progress.publish, patience=patience, **options)
+            reply = session.decode(
+                rgb, text, progress.publish, patience=patience, on_trouble=self._on_trouble, **options
+            )
         except (DeadlineExceeded, VerifierRefused, LinkRefused):
             raise
         except LinkError as error:

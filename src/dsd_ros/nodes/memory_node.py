@@ -90,8 +90,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
-        token = self._settings.token()
-        channel = AuthenticatedChannel(self._channel, token) if token else self._channel
+        token = self._settings.token
+        channel = AuthenticatedChannel(self._channel, token) if token() else self._channel
         with self._turn:
             self._session = DragonClient(channel, model, store, self._settings.answer)
         documents = len(store.documents())
@@ -155,7 +155,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         except DecodeCancelled:
             return _fail(response, Response.CANCELED, _REPLACED)
         except DeadlineExceeded as error:
-            return self._lost(response, Response.TIMED_OUT, error)
+            return self._lost(response, Response.LINK_LOST if error.trouble else Response.TIMED_OUT, error)
         except (AnswerRefused, LinkRefused) as error:
             return self._lost(response, Response.REFUSED, error)
         except LinkError as error:

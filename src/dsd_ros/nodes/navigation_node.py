@@ -31,11 +31,12 @@ from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation.run import goals
 from dsd_ros.navigation.run.actions import KINDS, format_action, read_grammar
 from dsd_ros.navigation.run.controller import Velocity
+from dsd_ros.navigation.run.decode_request import DECODE_NODE
 from dsd_ros.navigation.run.goals import ResolvedGoal
 from dsd_ros.navigation.run.records import Announcement, DecodeAnswer, DecodeRequest
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunOutcome, checked_instruction
-from dsd_ros.navigation.safety.causes import Cause, SafetyReport
+from dsd_ros.navigation.safety.causes import STARTING, Cause, SafetyReport
 from dsd_ros.navigation.safety.odometry import OdometryError
 from dsd_ros.navigation.safety.watchdog import Watchdog
 from dsd_ros.robot.frames import FrameSettings
@@ -62,6 +63,7 @@ _WATCHDOG_S = 0.5  # zero is sent this long after the last command or odometry
 _REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
 _END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
 _START_WAIT_S = 1.0  # a goal that comes while the node is starting waits this long
+_SUPERVISOR_S = 1.0  # what the supervisor said longer ago is no longer so
 _SERVICE_WAIT_S = 3.0  # a decode service that is absent this long counts as a lost link
 _DECODE_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives
 _MEMORY_MARGIN_S = 1.0  # the memory node likewise
@@ -295,8 +297,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             return Navigate.Result(outcome=int(outcome), message=sentence)
         resolved = self._resolve(goal)
         self._tell(goal, resolved)
-        if not resolved.instruction or not self._begin(goal, resolved):
-            return self._not_begun(goal, resolved if not resolved.instruction else goals.STOPPED)
+        ended = self._await_draft(goal) if resolved.instruction else resolved
+        if ended is not None or not self._begin(goal, resolved):
+            return self._not_begun(goal, ended or goals.STOPPED)
         with self._changed:
             run = self._run
             assert run is not None
@@ -403,6 +406,26 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self.get_logger().warning(f"the robot asks: {resolved.question}")
         else:
             self.get_logger().info(f"memory: {resolved.answer}")
+
+    def _await_draft(self, goal: ServerGoalHandle) -> ResolvedGoal | None:
+        """Wait as long as the draft node says that it starts, and while it is silent as long as a start may take.
+
+        The supervisor says so. Returns why the goal must not begin, None if it may.
+        """
+        began = next_word = time.monotonic()
+        while (ended := self._ended(goal)) is None:
+            (report, came), now = self._safety, time.monotonic()
+            said = dict(zip(report.causes, report.sentences, strict=False))
+            starts = f"{DECODE_NODE}: {STARTING}" in said.get(Cause.LINK_LOST, "") and now - came < _SUPERVISOR_S
+            silent = DECODE_NODE in said.get(Cause.NODE_SILENT, "")
+            unheard = came == -math.inf and now - began < _SERVICE_WAIT_S  # the supervisor starts, too
+            if not (starts or unheard) or (silent and now > self._calm_until):
+                return None
+            if now >= next_word:
+                next_word = now + 0.1
+                goal.publish_feedback(Navigate.Feedback(phase=STARTING, elapsed_time=to_duration(now - began)))
+            time.sleep(_POLL_S)
+        return ended
 
     def _ended(self, goal: ServerGoalHandle) -> ResolvedGoal | None:
         """Why a goal must not begin any more; None while it may."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +42,8 @@ _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
 _DEAF_LOOKS = 120  # 30 s; a node that is dead or frozen is in the graph for 20 s
+_DOUBLED_S = 30.0  # likewise
+_ONE_PUBLISHES = {"dsd/session_request": "draft node", "dsd/session_reply": "verifier node or bridge"}
 _START_S = 60.0  # what has not come within this time after the start is warned of
 _DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
@@ -56,6 +59,8 @@ class SupervisorNode(RunnableNode):
         self._grammar = read_grammar(settings.grammar)
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
+        self._doubles: list[str] = []  # and about two nodes that publish what one should
+        self._single: dict[str, float] = {}  # topic -> when it last had one publisher
         self._published: Any = None  # the last decision, as published
         self._unheard = 0  # looks at the graph since a heartbeat of another node
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
@@ -153,9 +158,20 @@ class SupervisorNode(RunnableNode):
             self.failure = "The supervisor hears none of the nodes that publish; it ends, to be started again"
         heard = {s.topic_name: type_name(s.msg_type) for s in self.subscriptions}
         self._misfits = [text for topic, kind in heard.items() for text in misfits(self, topic, [kind])]
-        if self._misfits:
-            self.get_logger().warning(" ".join(self._misfits), throttle_duration_sec=10.0)
+        self._doubles = list(self._find_doubles(now))
+        if self._misfits or self._doubles:
+            self.get_logger().warning(" ".join(self._misfits + self._doubles), throttle_duration_sec=10.0)
         self._decide()
+
+    def _find_doubles(self, now: float) -> Iterator[str]:
+        """A sentence for each topic that two nodes have published for longer than a dead one is in the graph."""
+        for topic, what in _ONE_PUBLISHES.items():
+            found = self.get_publishers_info_by_topic(topic)
+            if len(found) < 2:
+                self._single[topic] = now
+            elif now - self._single.setdefault(topic, now) > _DOUBLED_S:
+                who = sorted(each.node_name.removeprefix("_").removesuffix("_link") for each in found)
+                yield f"{' and '.join(who)} publish {topic}, and this namespace may have one {what}: stop the others."
 
     def _subscribe_to_camera(self) -> Any:
         """Subscribe to raw messages: only the stamps matter."""
@@ -308,8 +324,8 @@ class SupervisorNode(RunnableNode):
         level = health.WARN if causes else health.OK
         if not _GRAVE.isdisjoint(causes):
             level = health.ERROR
-        elif self._misfits and not causes:
-            level, sentences = health.WARN, " ".join(self._misfits)[:500]
+        elif (self._misfits or self._doubles) and not causes:
+            level, sentences = health.WARN, " ".join(self._misfits + self._doubles)[:500]
         if not causes and not decision.awaited:
             self._starting_until = -math.inf  # everything has been there once
         calm = time.monotonic() < self._starting_until and _AWAITED.issuperset(causes) and not self._misfits

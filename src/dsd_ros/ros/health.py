@@ -12,6 +12,7 @@ from rclpy.node import Node
 from std_msgs.msg import String
 
 from dsd_ros.logs import OnceAMinute
+from dsd_ros.navigation.safety.causes import STARTING
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import steady_timer
 from dsd_ros.shown import shown
@@ -36,7 +37,7 @@ class Health:
         self._lock = threading.Lock()
         self._lasting = OnceAMinute()
         self._status = DiagnosticStatus(
-            level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message="starting",
+            level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message=STARTING,
             hardware_id=hardware,
         )  # fmt: skip
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)

@@ -24,6 +24,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from rclpy.lifecycle.node import LifecycleNodeMixin
 from rclpy.node import Node
 
+from dsd_ros.navigation.safety.causes import STARTING
 from dsd_ros.ros import health
 from dsd_ros.ros.parameters import NodeParameters
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError, RunnableNode
@@ -156,7 +157,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         sentence = self._attempt(self.begin)
         if sentence is not None:
             starting = not self._by_hand and time.monotonic() < self._calm_until
-            return self._not_done(sentence, health.WARN, calm=starting)
+            return self._not_done(sentence, health.WARN, starting)
         self._active = True
         return SUCCESS
 
@@ -226,9 +227,9 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
             return sentence
         return None
 
-    def _not_done(self, sentence: str, level: bytes, calm: bool = False) -> TransitionCallbackReturn:
+    def _not_done(self, sentence: str, level: bytes, starting: bool = False) -> TransitionCallbackReturn:
         self.reason = sentence
-        self._health.report(level, sentence, calm=calm)
+        self._health.report(level, f"{STARTING}: {sentence}" if starting else sentence, calm=starting)
         return FAILURE
 
     def _stand(self, reason: str, message: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from dsd_ros.logs import OnceAMinute
-from dsd_ros.wire.channel import Channel, LinkTimeout
+from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout, TokenSource, token_now
 from dsd_ros.wire.messages import (
     NONCE_BYTES,
     TAG_BYTES,
@@ -192,10 +192,11 @@ def _slot(tag: bytes) -> int:
 class AuthenticatedChannel:
     """A ``DdsChannel`` on which nothing counts that a holder of the token did not send."""
 
-    def __init__(self, channel: Channel, token: str) -> None:
-        """``channel`` is closed with this one."""
+    def __init__(self, channel: Channel, token: TokenSource) -> None:
+        """``channel`` is closed with this one; ``token``: the token, or a function that reads it for each opening."""
         self._channel = channel
-        self._token = Token(token)
+        self._source = token
+        self._read_token()
         self._opening: SessionRequest | None = None  # as sent; until its answer has come
         self._keys: dict[Hashable, SessionKey] = {}  # of the present session and the present question
         self._sent: dict[int, bytes] = {}  # sequence number modulo REMEMBERED -> the newest tag sent
@@ -249,9 +250,11 @@ class AuthenticatedChannel:
     def _signed(self, message: Message) -> Message:
         if isinstance(message, SessionRequest):
             if self._opening is None or self._opening.request != message.request:
+                self._read_token()
                 self._opening = self._token.sign(message)
             return self._opening  # a repeated request repeats its nonce
         if isinstance(message, Question):
+            self._read_token()
             message = self._token.sign(message)
             self._keep(name_of(message), self._token.question_key(message, robot=True))
             return message
@@ -261,6 +264,14 @@ class AuthenticatedChannel:
         message = key.sign(message)
         self._sent[_slot(message.tag)] = message.tag
         return message
+
+    def _read_token(self) -> None:
+        try:
+            token = token_now(self._source)
+        except ValueError as error:  # the file may be put right
+            raise LinkClosed(error) from error
+        assert token, "this channel is for links with a token"
+        self._token = Token(token)
 
     def _keep(self, name: Hashable, key: SessionKey) -> None:
         """Add the key of a session or a question, and forget that of the one before it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dsd_ros.paths import user_path
 from dsd_ros.shown import shown
@@ -40,7 +40,10 @@ class LinkTimeout(LinkError):
 
 
 class LinkRefused(LinkError):
-    """The other side refuses us for good (token, certificate, release): reconnecting does not help."""
+    """The other side refuses us for good (token, certificate, release): reconnecting does not help.
+
+    On a link that has worked before, a refusal may pass (a captive portal, a renewal), and is a ``LinkClosed``.
+    """
 
 
 class Channel(Protocol):
@@ -159,6 +162,14 @@ class Backoff:
         self._failures = min(self._failures + 1, 32)
         asked = getattr(failure, "retry_after", 0.0)
         return max(nominal * random.uniform(0.5, 1.0), asked * random.uniform(1.0, 1.25))
+
+
+TokenSource: TypeAlias = str | Callable[[], str | None] | None  # a token, or what reads it anew
+
+
+def token_now(source: TokenSource) -> str | None:
+    """The token that is to be shown now; ValueError where it cannot be read."""
+    return source() if callable(source) else source
 
 
 def read_token(path: str | Path) -> str:

@@ -26,7 +26,11 @@ class LinkSilent(LinkError):
 
 
 class DeadlineExceeded(LinkError):
-    """The reply was not complete at its deadline."""
+    """The reply was not complete at its deadline. ``trouble``: what was wrong with the link then; empty: nothing."""
+
+    def __init__(self, sentence: object = "", trouble: str = "") -> None:
+        super().__init__(f"{sentence}: {trouble}" if trouble else sentence)
+        self.trouble = trouble
 
 
 class DecodeCancelled(Exception):
@@ -43,6 +47,7 @@ class Limits:
         patience: float | None = None,
         closed: Callable[[], bool] = lambda: False,
         what: str = "reply",
+        on_trouble: Callable[[str], object] | None = None,
     ) -> None:
         """Set any number of limits.
 
@@ -51,14 +56,25 @@ class Limits:
         :param patience: seconds of silence from the verifier after which the robot goes on without it.
         :param closed: polled; whether the session has been closed.
         :param what: what is waited for, as error sentences name it.
+        :param on_trouble: called when an answer is overdue or the link is down, with a sentence; when something has
+            come after that, with "".
         """
         self._deadline, self._cancelled, self._patience = deadline, cancelled, patience
         self._closed, self._what = closed, what
+        self._on_trouble, self._trouble = on_trouble, ""
         self._heard = time.monotonic()
 
     def heard(self) -> None:
         """The verifier has sent something, or has just been asked: its silence begins now."""
         self._heard = time.monotonic()
+        if self._trouble:
+            self.overdue("")
+
+    def overdue(self, why: LinkError | str) -> None:
+        """The verifier did not answer in time, or cannot be reached."""
+        self._trouble = str(why)
+        if self._on_trouble is not None:
+            self._on_trouble(self._trouble)
 
     def check(self) -> None:
         """Raise what ends the wait, if anything: LinkClosed, DecodeCancelled, DeadlineExceeded or LinkSilent."""
@@ -67,7 +83,7 @@ class Limits:
         if self._cancelled is not None and self._cancelled():
             raise DecodeCancelled(f"the {self._what} was cancelled")
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise DeadlineExceeded(f"the {self._what} was not complete at its deadline")
+            raise DeadlineExceeded(f"the {self._what} was not complete at its deadline", self._trouble)
         if self._patience is not None and time.monotonic() >= self._heard + self._patience:
             raise LinkSilent(f"nothing came from the verifier for {self._patience:g} s")
 
@@ -126,11 +142,12 @@ class Connection:
             _log.warning("%s; the next attempt is in %.0f s", failure, seconds)
         limits.sleep(seconds)
 
-    def failed(self, error: LinkError, failures: int) -> None:
-        """An exchange failed after ``failures`` others in a row.
+    def failed(self, error: LinkError, failures: int, limits: Limits) -> None:
+        """An exchange within ``limits`` failed after ``failures`` others in a row.
 
         A first silence may be a lost message. After a second the link may be dead without knowing it: dial again.
         """
+        limits.overdue(error)
         if failures > 0 or not isinstance(error, LinkTimeout):
             self.up = False
 

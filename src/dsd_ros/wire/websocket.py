@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from dsd_ros.addresses import check_verifier_address
 from dsd_ros.paths import user_path
-from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, TokenSource, bearer, token_now
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
 from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION
@@ -47,13 +47,15 @@ class WebsocketChannel:
     def __init__(
         self,
         url: str,
-        token: str | None = None,
+        token: TokenSource = None,
         ca_file: str | Path | None = None,
         connect_timeout: float = 5.0,
         keepalive_s: float = 5.0,
     ) -> None:
         """For wss://, ``ca_file`` (PEM) is trusted instead of the system's authorities.
 
+        ``token``: the token, or a function that reads it. It is called before each dial, and ``ca_file`` is read
+        again, so that either can be changed while the robot runs.
         A link whose other end answers no ping for ``keepalive_s`` is taken down within twice that time.
         ValueError for anything but a ws:// or wss:// address, or for an unusable certificate file.
         """
@@ -62,9 +64,10 @@ class WebsocketChannel:
         self.bytes_down = 0
         self._connect_timeout = connect_timeout
         self._keepalive = keepalive_s
-        self._headers = {"Authorization": bearer(token)} if token else {}
-        self._tls = _client_tls(ca_file) if url.lower().startswith("wss:") else None
+        self._token, self._ca_file = token, ca_file
+        self._options()  # reports unusable files now
         self._connection: ClientConnection | None = None
+        self._proven: ClientConnection | None = None  # the last that carried a message to us
         self._closed = False
         self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
 
@@ -93,16 +96,21 @@ class WebsocketChannel:
 
     def receive(self, timeout: float) -> Message:
         try:
-            data = self._up().recv(timeout=max(0.0, timeout), decode=False)
+            connection = self._up()
+            data = connection.recv(timeout=max(0.0, timeout), decode=False)
         except TimeoutError:
             raise LinkTimeout(f"the verifier at {self.url} sent nothing for {timeout:.1f} s") from None
         except ConnectionClosed as error:
             raise self._down(error) from error
         self.bytes_down += len(data)
         try:
-            return decode(data)
+            message = decode(data)
         except WireError as error:
+            if connection is self._proven:
+                raise LinkClosed(f"{self.url} sent a damaged message: {error}") from error
             raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
+        self._proven = connection
+        return message
 
     def reconnect(self) -> None:
         self._drop()
@@ -123,11 +131,9 @@ class WebsocketChannel:
         raise LinkClosed("the channel was closed")
 
     def _dial(self) -> ClientConnection:
-        options: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
         try:
             connection: ClientConnection = connect(
                 self.url,
-                additional_headers=self._headers,
                 compression=None,
                 open_timeout=self._connect_timeout,
                 close_timeout=0.2,
@@ -137,18 +143,26 @@ class WebsocketChannel:
                 max_queue=256,
                 proxy=None,
                 logger=_quiet,
-                **options,
+                **self._options(),
             )
         except InvalidStatus as error:
-            raise self._rejected(error) from error
+            raise self._perhaps_passing(self._rejected(error)) from error
         except ssl.SSLCertVerificationError as error:
-            raise self._untrusted(error) from error
+            raise self._perhaps_passing(self._untrusted(error)) from error
         except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError, ValueError) as error:
             # TimeoutError and most TLS errors are OSErrors. ConnectionClosed: a verifier that goes away during the
-            # handshake. ValueError: a resolver or a redirect that Python cannot read.
+            # handshake. ValueError: a resolver or a redirect that Python cannot read; a file of ours.
             reason = str(error) or type(error).__name__
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         return connection
+
+    def _options(self) -> dict[str, Any]:
+        """What is read anew for each dial; ValueError for a file that cannot be used."""
+        token = token_now(self._token)
+        options: dict[str, Any] = {"additional_headers": {"Authorization": bearer(token)} if token else {}}
+        if self.url.lower().startswith("wss:"):
+            options["ssl"] = _client_tls(self._ca_file)
+        return options
 
     def close(self) -> None:
         with self._lock:
@@ -176,6 +190,10 @@ class WebsocketChannel:
     def _down(self, error: ConnectionClosed) -> LinkClosed:
         reason = error.rcvd.reason or f"code {error.rcvd.code}" if error.rcvd else "it broke"
         return LinkClosed(f"the link to the verifier at {self.url} closed: {reason}")
+
+    def _perhaps_passing(self, error: LinkClosed | LinkRefused) -> LinkClosed | LinkRefused:
+        """A link that has worked may work again: a captive portal answers for a while, or files are being changed."""
+        return LinkClosed(error) if self._proven is not None and isinstance(error, LinkRefused) else error
 
     def _rejected(self, error: InvalidStatus) -> LinkClosed | LinkRefused:
         """Only a refused token is final: a gateway gives any other answer while it or the verifier is deployed."""

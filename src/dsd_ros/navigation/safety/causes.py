@@ -11,6 +11,8 @@ from enum import IntEnum
 from dsd_ros.navigation.run.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
+STARTING = "starting"  # what a node reports before it is ready
+
 
 class Source(IntEnum):
     """Whose command goes to the robot."""

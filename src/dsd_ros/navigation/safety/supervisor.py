@@ -21,6 +21,7 @@ from dsd_ros.navigation.safety.causes import (
     BINDS_OPERATOR,
     FALLBACKS,
     SEVERITY,
+    STARTING,
     STILL,
     Cause,
     Motion,
@@ -115,8 +116,8 @@ class Supervisor:
         self._obstacle_seen, self._distance = _Seen(), math.inf
         self._tilted = self._near = self._empty = False
         self._heartbeats = {name: _Seen() for name in names(self._required.heartbeats)}
-        # Node -> its trouble. The heartbeat covers a node that never reports.
-        self._link = dict.fromkeys(names(self._required.link), "")
+        # Node -> its trouble. One that is required is missing until it reports; others need not be there.
+        self._link = {name: STARTING * (name in self._heartbeats) for name in names(self._required.link)}
         self._robot = dict.fromkeys(names(self._required.robot), "")
         self._awaited = set(self._heartbeats)  # nodes that have not reported to be well yet
         self._spoken = -math.inf

@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import queue
 import time
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from by_hand import Robot
 from table_model import TableModel
 from websockets.sync.client import connect
 
@@ -24,7 +26,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.logs import JsonFormatter
-from dsd_ros.wire.authentication import AuthenticatedChannel
+from dsd_ros.wire.authentication import AuthenticatedChannel, Token
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Draft, Refusal, RefusalCode
@@ -231,6 +233,26 @@ def test_over_a_topic_each_robot_has_its_share_and_its_limit(engine, file):
         session(first).open()
     with topic.channel("unknown") as stranger, pytest.raises((VerifierRefused, LinkTimeout)):
         session(stranger).open()
+
+
+def test_a_ticket_resumes_its_owners_session_alone(engine, file):
+    def opened(name: str, resume: bytes = b"") -> tuple[int, bytes]:
+        reply = Robot(engine, RobotLink(name, 8)).open(resume=resume)
+        return reply.session, reply.ticket
+
+    def opened_over_a_topic(name: str, resume: bytes = b"") -> tuple[int, bytes]:
+        token, heard = Token({"go2-01": "0123456789012345e10", "go2-02": "new-02"}[name]), queue.SimpleQueue()
+        request = token.sign(Robot(engine).request(resume=resume))
+        guard.submit(request, heard.put, "dds")
+        reply = heard.get(timeout=10)
+        return reply.session, token.session_key(request.nonce, reply, robot=True).ticket
+
+    for opens in (opened, opened_over_a_topic):
+        guard = Authenticator(engine.submit, Tokens.of("", str(file)))
+        engine._sessions.clear()
+        owned, ticket = opens("go2-01")
+        assert opens("go2-02", ticket)[0] not in (0, owned)
+        assert opens("go2-01", ticket)[0] == owned
 
 
 def test_over_a_topic_a_restarted_verifier_is_noticed_at_once_whoever_asks(engine, file):

@@ -61,14 +61,15 @@ class SessionTable:
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
     ) -> tuple[Session, bool]:
-        """Resume the session the request names, or open one (then True); ValueError when there is no room."""
+        """Resume the robot's session that the request names, or open one (then True); ValueError without room."""
         with self._lock:
             opener = (peer, request.request)
-            known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
+            robot = peer.robot if isinstance(peer, RobotLink) else ""
+            mates = (session for session in self._sessions.values() if session.robot == robot)
+            known = next((session for session in mates if _is_of(session, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
                 return known, False
-            robot = peer.robot if isinstance(peer, RobotLink) else ""
             if isinstance(peer, RobotLink) and robot:
                 self._check_share(peer)
             self._make_room(robot)

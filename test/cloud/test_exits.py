@@ -153,6 +153,7 @@ def test_an_answer_that_raises_in_the_pass_does_not_end_it(model, caplog):
             put(message)
 
         engine.submit(robot.request(resume=robot.ticket, exits=True), odd, robot.peer)
+        assert robot.get().session == robot.session
         robot.draft(1, 0, [1])
         while not isinstance(final := robot.get(), Outcome):
             pass

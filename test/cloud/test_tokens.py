@@ -21,7 +21,7 @@ from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
+from dsd_ros.cloud.settings import EngineSettings, VerifierSettings, VerifierSettingsError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
@@ -199,7 +199,7 @@ class Topic:
     def __init__(self, engine: VerifierEngine, tokens: Tokens) -> None:
         self.peers = []
         self._engine, self.metrics = engine, engine.metrics
-        self.guard = Authenticator(self.submit, tokens)
+        self.guard = Authenticator(self.submit, tokens, per_robot=2)
 
     def submit(self, message, reply, peer) -> bool:
         self.peers.append(peer)
@@ -230,9 +230,30 @@ def test_over_a_topic_each_robot_has_its_share_and_its_limit(engine, file):
         assert all(isinstance(link, RobotLink) for link in links)
         with pytest.raises(VerifierRefused, match="go2-02 already holds its 1 sessions"):
             session(second).open()
-        session(first).open()
+        session(first).decode(IMAGE, "go")
+        with pytest.raises(VerifierRefused, match="go2-01 already holds its 2 sessions"):
+            session(first).open()
     with topic.channel("unknown") as stranger, pytest.raises((VerifierRefused, LinkTimeout)):
         session(stranger).open()
+
+
+def test_recorded_openings_leave_room_for_robots_that_are_there():
+    with VerifierEngine(MODEL, EngineSettings(max_sessions=3)) as engine:
+        topic, heard = Topic(engine, Tokens.shared("secret")), queue.SimpleQueue()
+
+        def play() -> None:
+            """As to a verifier that was restarted, and knows none of them."""
+            for _ in range(5):
+                topic.guard.submit(Token("secret").sign(Robot(engine).request()), heard.put, "dds")
+            assert all(heard.get(timeout=10).session for _ in range(5))
+
+        with topic.channel("secret") as channel:
+            play()
+            held = session(channel)
+            tokens, number = held.decode(IMAGE, "go").tokens, held.verifier.session
+            play()
+            assert held.decode(IMAGE, "go").tokens == tokens
+            assert held.verifier.session == number and engine.sessions == 3
 
 
 def test_a_ticket_resumes_its_owners_session_alone(engine, file):

@@ -5,8 +5,8 @@ A worker thread steps: it schedules, runs the target, sends. A reply of mode str
 ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step
 after it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens.
 Nothing waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one
-of a session at a time, so that only their session waits for them; sessions are opened on another. A target that batches itself gets each turn as it
-comes, from as many threads as there may be rounds at once; a session's turns stay in order.
+of a session at a time, so that only their session waits for them; sessions are opened on another. A target that batches
+itself gets each turn as it comes, from as many threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations

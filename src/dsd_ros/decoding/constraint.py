@@ -190,8 +190,8 @@ class Constraint:
         self._whole = [token for text, ids in texts.folded.items() if self._marked(text) for token in ids]
         self._full = {mark + action.encode() for mark in self._marks.values() for action in form.actions}
         self._longer: dict[bytes, list[bytes]] = {}  # each part of an action -> those with one more byte
-        for text in {text[:length] for text in self._full for length in range(1, len(text) + 1)}:
-            self._longer.setdefault(text[:-1], []).append(text)
+        for part in {text[:length] for text in self._full for length in range(1, len(text) + 1)}:
+            self._longer.setdefault(part[:-1], []).append(part)
         steps = {b"": [longer for longer, _ in self._continued(b"")]}  # what one token makes of a part, shorter first
         for text in sorted((text for parts in self._longer.values() for text in parts), key=len):
             steps[text] = [longer for longer, _ in self._continued(text)]

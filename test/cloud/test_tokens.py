@@ -127,12 +127,14 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
     while figure("dsd_verifier_robot_sessions", {"robot": "go2-02"}) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert figure("dsd_verifier_robot_sessions", {"robot": "go2-02"}) == 0
-    mine = [record for record in caplog.records if record.name.startswith("dsd_ros.cloud.metrics")]
+    mine = [record for record in caplog.records if record.name.startswith("dsd_ros.cloud.")]
     lines = [json.loads(JsonFormatter().format(record)) for record in mine]
-    for event in ("session opened", "observation read", "a session is over its limit", "a connection is refused"):
+    for event in ("session opened", "observation read", "a session is over its limit", "connected from 127.0.0.1:"):
         assert {line.get("robot") for line in lines if event in line["message"]} <= {"go2-01", "go2-02"}
         assert any("robot" in line for line in lines if event in line["message"]), event
-    assert not any("02" in line["message"] for line in lines)  # no token in a line
+    said = [line["message"] for line in lines if "a connection from 127.0.0.1:" in line["message"]]
+    assert "go2-02 already has its 2 conn" in said[0] and said[1].endswith("refused: wrong or missing bearer token")
+    assert not any(token in line["message"] for line in lines for token in ("old-02", "new-02", "newer"))
 
 
 def test_a_robot_may_not_go_on_in_the_session_of_another(engine, file):

@@ -195,7 +195,9 @@ class Constraint:
         steps = {b"": [longer for longer, _ in self._continued(b"")]}  # what one token makes of a part, shorter first
         for text in sorted((text for parts in self._longer.values() for text in parts), key=len):
             steps[text] = [longer for longer, _ in self._continued(text)]
-        fewest = {b"": 0}  # tokens that write a part, at least; without those that cannot be written
+        fewest: dict[bytes, float] = {
+            b"": 0
+        }  # tokens that write a part, at least; without those that cannot be written
         for text, longer in steps.items():
             for part in longer if text in fewest else ():
                 fewest[part] = min(fewest.get(part, math.inf), fewest[text] + 1)

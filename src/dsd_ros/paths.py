@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import stat
 import sys
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
 PACKAGE = "dsd_ros"
 
 
@@ -85,6 +89,15 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ValueError(f"the home directory in {text} is not known here; write the path in full") from error
+
+
+def secret_path(text: str | Path) -> Path:
+    """``user_path`` of a file with a secret; a warning says so if every user of this machine can read it."""
+    path = user_path(text)
+    with contextlib.suppress(OSError):  # whoever reads it says why it cannot be read
+        if path.stat().st_mode & stat.S_IROTH:
+            _log.warning("every user of this machine can read %s, which holds a secret; chmod o-r it", path)
+    return path
 
 
 def documents_directory(named: str, side: str) -> Path | None:

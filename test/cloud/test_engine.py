@@ -226,7 +226,23 @@ def test_an_answer_that_raises_does_not_end_the_verifier(engine, robot, caplog):
     engine.submit(Robot(engine).request(), broken, object())
     robot.draft()
     assert isinstance(robot.get(), Outcome)
+    assert Robot(engine).open().session
     assert "the link is odd" in caplog.text
+
+
+def test_a_long_opening_holds_up_no_round_and_those_that_wait_end_with_their_link(engine, robot, monkeypatch):
+    begun, gate = threading.Event(), threading.Event()
+    monkeypatch.setattr(engine.target, "check", lambda *_: begun.set() or gate.wait(60))
+    first, gone, last = (Robot(engine) for _ in range(3))
+    for each in (first, gone, last):
+        each.send(each.request())
+    assert begun.wait(10)
+    robot.draft()
+    assert isinstance(robot.get(), Outcome)
+    engine.disconnect(gone.peer)
+    gate.set()
+    assert last.get().session and first.get().session
+    assert gone.silent() and engine.sessions == 3
 
 
 def test_what_waits_is_bounded_and_doubles_wait_once():

@@ -128,6 +128,29 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert again.open(resume=robot.ticket, **asked).exit_layers == speak
 
 
+def test_exits_that_are_sure_and_wrong_change_no_token(model, tmp_path, monkeypatch):
+    draft = load_model(ModelSettings(str(make_tiny_model(tmp_path / "draft", seed=6))))
+    with VerifierEngine(model, EVERY_EXIT) as engine, LocalChannel(engine) as channel:
+
+        def reply(mode: str):
+            with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=16)) as session:
+                return session.decode(IMAGE, "find the bottle")
+
+        wanted = reply("dsd").tokens
+        other = next(token for token in range(10, 40) if token not in wanted)
+        surely = torch.nn.functional.one_hot(torch.tensor(other), model.vocab_size) * 100.0
+        monkeypatch.setattr(model.exits, "logits", lambda model, layer, hidden: surely.repeat(len(hidden), 1))
+        fooled = reply("fsd")
+        assert fooled.tokens == wanted and fooled.exits > 0
+        robot = Robot(engine)
+        robot.open(exits=True)
+        robot.observe(**PICTURE)
+        robot.draft(1, 0, [1, 2])
+        final, early = robot.final(1)
+        assert early[0].next_token == other and early[0].confidence > 0.99
+        assert final.next_token != other and final.layer == LAYERS
+
+
 def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):
     with VerifierEngine(model, EVERY_EXIT) as engine:
         robot = Robot(engine)
@@ -153,6 +176,7 @@ def test_an_answer_that_raises_in_the_pass_does_not_end_it(model, caplog):
             put(message)
 
         engine.submit(robot.request(resume=robot.ticket, exits=True), odd, robot.peer)
+        assert robot.get().session == robot.session
         robot.draft(1, 0, [1])
         while not isinstance(final := robot.get(), Outcome):
             pass

@@ -22,6 +22,7 @@ from table_model import TableModel
 from tiny_models import make_tiny_model
 from websockets.sync.client import connect
 
+from dsd_ros.cli import verifier
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer, ServerError
 from dsd_ros.cloud.server import VerifierServer
@@ -29,6 +30,7 @@ from dsd_ros.cloud.settings import EngineSettings, MetricsSettings, VerifierSett
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.logs import LogSettings
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.codec import decode, encode
@@ -283,6 +285,25 @@ def test_probes_are_answered_beside_the_metrics():
         unready = ask(server.url, b"GET /readyz HTTP/1.1\r\n\r\n")
         assert b" 503 " in unready and unready.endswith(b"\r\n\r\nno room\n")
         assert scrape(server.url)
+
+
+def test_while_a_verifier_loads_its_metrics_port_and_its_log_say_so(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    said = []
+
+    @contextlib.contextmanager
+    def loading(model, backend):
+        said.append(ask(f"http://127.0.0.1:{port}/metrics", b"GET /readyz HTTP/1.1\r\n\r\n"))
+        raise ServerError("enough of it")
+        yield
+
+    monkeypatch.setattr(verifier, "_target", loading)
+    settings = VerifierSettings(port=0, metrics_port=port)
+    with pytest.raises(ServerError, match="enough of it"):
+        verifier.command(verifier.VerifierArguments(serving=settings, log=LogSettings(log_level="info")))
+    assert b" 503 " in said[0] and said[0].endswith(b"\r\n\r\nloading\n")
+    assert "loading target" in capsys.readouterr().err
 
 
 def test_closing_gives_thread_and_socket_back():

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 import dsd_ros.cloud.server as server_module
+from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import ServerError
@@ -27,7 +28,7 @@ from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.channel import LinkClosed, LinkRefused
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, read_token
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import (
     MAX_FRAME_BYTES,
@@ -108,6 +109,30 @@ def test_a_token_file_without_a_token_is_refused(engine, tmp_path, content):
         VerifierServer(engine, VerifierSettings(token_file=str(path)))
     with pytest.raises(ValueError, match="cannot be read"):
         VerifierServer(engine, VerifierSettings(token_file=str(tmp_path / "none")))
+
+
+def test_a_token_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("secret\n", encoding="utf-8-sig")
+    assert read_token(path) == "secret"
+    path.write_text("go2: secret\n", encoding="utf-8-sig")
+    assert Tokens.of("", str(path)).names == {"go2"}
+
+
+def test_files_with_secrets_that_anybody_can_read_are_named_in_the_log(certificate, tmp_path, caplog):
+    key, token, tokens = tmp_path / "key", tmp_path / "token", tmp_path / "tokens"
+    key.write_bytes(certificate[1].read_bytes())
+    token.write_text("secret\n")
+    tokens.write_text("go2: secret\n")
+    for mode in (0o640, 0o644):
+        for path in (key, token, tokens):
+            path.chmod(mode)
+        Certificate(str(certificate[0]), str(key))
+        Tokens.of(str(token))
+        Tokens.of("", str(tokens))
+        for path in (key, token, tokens):
+            assert (f"every user of this machine can read {path}, which" in caplog.text) == (mode == 0o644)
+    assert "go2" not in caplog.text
 
 
 def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import queue
 import time
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from by_hand import Robot
 from table_model import TableModel
 from websockets.sync.client import connect
 
@@ -19,12 +21,12 @@ from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.credentials import Tokens
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
+from dsd_ros.cloud.settings import EngineSettings, VerifierSettings, VerifierSettingsError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.logs import JsonFormatter
-from dsd_ros.wire.authentication import AuthenticatedChannel
+from dsd_ros.wire.authentication import AuthenticatedChannel, Token
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Draft, Refusal, RefusalCode
@@ -125,12 +127,14 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
     while figure("dsd_verifier_robot_sessions", {"robot": "go2-02"}) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert figure("dsd_verifier_robot_sessions", {"robot": "go2-02"}) == 0
-    mine = [record for record in caplog.records if record.name.startswith("dsd_ros.cloud.metrics")]
+    mine = [record for record in caplog.records if record.name.startswith("dsd_ros.cloud.")]
     lines = [json.loads(JsonFormatter().format(record)) for record in mine]
-    for event in ("session opened", "observation read", "a session is over its limit", "a connection is refused"):
+    for event in ("session opened", "observation read", "a session is over its limit", "connected from 127.0.0.1:"):
         assert {line.get("robot") for line in lines if event in line["message"]} <= {"go2-01", "go2-02"}
         assert any("robot" in line for line in lines if event in line["message"]), event
-    assert not any("02" in line["message"] for line in lines)  # no token in a line
+    said = [line["message"] for line in lines if "a connection from 127.0.0.1:" in line["message"]]
+    assert "go2-02 already has its 2 conn" in said[0] and said[1].endswith("refused: wrong or missing bearer token")
+    assert not any(token in line["message"] for line in lines for token in ("old-02", "new-02", "newer"))
 
 
 def test_a_robot_may_not_go_on_in_the_session_of_another(engine, file):
@@ -197,7 +201,7 @@ class Topic:
     def __init__(self, engine: VerifierEngine, tokens: Tokens) -> None:
         self.peers = []
         self._engine, self.metrics = engine, engine.metrics
-        self.guard = Authenticator(self.submit, tokens)
+        self.guard = Authenticator(self.submit, tokens, per_robot=2)
 
     def submit(self, message, reply, peer) -> bool:
         self.peers.append(peer)
@@ -228,9 +232,50 @@ def test_over_a_topic_each_robot_has_its_share_and_its_limit(engine, file):
         assert all(isinstance(link, RobotLink) for link in links)
         with pytest.raises(VerifierRefused, match="go2-02 already holds its 1 sessions"):
             session(second).open()
-        session(first).open()
+        session(first).decode(IMAGE, "go")
+        with pytest.raises(VerifierRefused, match="go2-01 already holds its 2 sessions"):
+            session(first).open()
     with topic.channel("unknown") as stranger, pytest.raises((VerifierRefused, LinkTimeout)):
         session(stranger).open()
+
+
+def test_recorded_openings_leave_room_for_robots_that_are_there():
+    with VerifierEngine(MODEL, EngineSettings(max_sessions=3)) as engine:
+        topic, heard = Topic(engine, Tokens.shared("secret")), queue.SimpleQueue()
+
+        def play() -> None:
+            """As to a verifier that was restarted, and knows none of them."""
+            for _ in range(5):
+                topic.guard.submit(Token("secret").sign(Robot(engine).request()), heard.put, "dds")
+            assert all(heard.get(timeout=10).session for _ in range(5))
+
+        with topic.channel("secret") as channel:
+            play()
+            held = session(channel)
+            tokens, number = held.decode(IMAGE, "go").tokens, held.verifier.session
+            play()
+            assert held.decode(IMAGE, "go").tokens == tokens
+            assert held.verifier.session == number and engine.sessions == 3
+
+
+def test_a_ticket_resumes_its_owners_session_alone(engine, file):
+    def opened(name: str, resume: bytes = b"") -> tuple[int, bytes]:
+        reply = Robot(engine, RobotLink(name, 8)).open(resume=resume)
+        return reply.session, reply.ticket
+
+    def opened_over_a_topic(name: str, resume: bytes = b"") -> tuple[int, bytes]:
+        token, heard = Token({"go2-01": "0123456789012345e10", "go2-02": "new-02"}[name]), queue.SimpleQueue()
+        request = token.sign(Robot(engine).request(resume=resume))
+        guard.submit(request, heard.put, "dds")
+        reply = heard.get(timeout=10)
+        return reply.session, token.session_key(request.nonce, reply, robot=True).ticket
+
+    for opens in (opened, opened_over_a_topic):
+        guard = Authenticator(engine.submit, Tokens.of("", str(file)))
+        engine._sessions.clear()
+        owned, ticket = opens("go2-01")
+        assert opens("go2-02", ticket)[0] not in (0, owned)
+        assert opens("go2-01", ticket)[0] == owned
 
 
 def test_over_a_topic_a_restarted_verifier_is_noticed_at_once_whoever_asks(engine, file):

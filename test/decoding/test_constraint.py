@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 
 import pytest
 import torch
@@ -82,6 +83,8 @@ def test_a_form_travels_as_text():
             f'{{"marks": ["a:"], "actions": {json.dumps([f" {n:04}" for n in range(3000)])}, "limit": 9}}',
             "at most 16384",
         ),
+        (f'{{"marks": {json.dumps([f"a{n}:" for n in range(9)])}, "actions": [" go"], "limit": 9}}', "at most 8 marks"),
+        (f'{{"marks": ["a:"], "actions": [" {"go" * 65}"], "limit": 9}}', "128 characters in each"),
         ("[" * 100_000, "cannot be used"),
     ],
 )
@@ -192,6 +195,19 @@ def test_no_other_token_could_have_come(kind, grammar, seed):
             rest = rest[len(rest) - (len(text) - place[0]) :]
             follows = any(action.startswith(rest) for action in texts)
             assert (token in rule.ids) != (own and follows), (before, token)
+
+
+def test_the_largest_forms_take_no_more_than_their_length():
+    """Not its square nor its cube: any robot may ask for one."""
+    seconds = []
+    for count in (4, 30):
+        actions = tuple(f" {number:02} {'stop now ' * 13}"[:124].rstrip() for number in range(count))
+        form = ReplyForm(tuple(f"Z{n}:" for n in range(8)), actions, 512)
+        began = time.process_time()
+        made = CONSTRAINERS["shipped"].of(form, frozenset([end_of(TOKENIZERS["shipped"])]))
+        seconds.append(time.process_time() - began)
+        assert made.rule(made.state([]), 0) is not None
+    assert seconds[1] < 12 * seconds[0] + 0.5
 
 
 def test_masks_of_trees_are_those_of_their_paths():

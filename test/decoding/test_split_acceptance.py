@@ -36,6 +36,22 @@ def test_a_forecast_of_the_recovered_token_mostly_comes_true():
     assert split.forecast(known, tree, context) is known
 
 
+def test_the_recovered_token_is_drawn_from_the_residual(monkeypatch):
+    """From that of the rounded chances, which coarse ones tell from max(0, p - q)."""
+    monkeypatch.setattr(split, "rounded_up", coarse)
+    sampling, tree, size = SamplingSettings(temperature=1.0), TokenTree.chain([3, 5]), 6
+    p, q = torch.tensor([0.3, 0.15, 0.25, 0.1, 0.1, 0.1]), torch.tensor([0.05, 0.3, 0.05, 0.05, 0.05, 0.5])
+    counts = torch.zeros(size)
+    for seed in range(1500):
+        context = RoundContext(sampling, seed, 1, 2, 7)
+        draft = SimpleNamespace(tree=tree, q=[q, q], context=context)
+        result = split.finish(draft, Result(1, 0, split.pack_target(p[None], False), size))
+        assert result.accepted == 1 and result.recovered == (result.next_token,)
+        counts[result.next_token] += 1
+    wanted = torch.tensor([0.25, 0.06, 0.2, 0.05, 0.05, 0.0])  # p - q min(1, p / r)
+    assert (counts / counts.sum()).tolist() == pytest.approx((wanted / wanted.sum()).tolist(), abs=0.03)
+
+
 def row(seed: int, size: int) -> torch.Tensor:
     values = np.random.default_rng(seed).dirichlet(np.full(size, 0.5))
     return torch.from_numpy(values.astype(np.float32))

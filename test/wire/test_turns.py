@@ -166,6 +166,16 @@ def test_many_sessions_give_no_larger_share_and_a_step_takes_one_of_each_account
     assert first == ["x/1", "y/1", "z/1"]
 
 
+def test_a_robot_that_redials_does_not_go_before_one_that_waits():
+    queue: TurnQueue[str] = TurnQueue(10)
+    order = []
+    for step in range(12):
+        for owner in ("works", "waits", f"redials {step}"):
+            queue.put(owner, owner, of=owner, key=owner)
+        order += queue.ready(1, 0.0)
+    assert order.count("works") == order.count("waits") >= 3
+
+
 def test_eager_turns_go_first_and_the_others_a_step_later():
     rotation = Rotation("a", "b", "c", "d", eager=["c", "d"])
     assert rotation.steps(3, limit=2) == [["c", "d"], ["a", "b"], ["c", "d"]]

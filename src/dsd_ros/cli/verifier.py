@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -18,7 +19,10 @@ from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.rounds import Target
+    from dsd_ros.cloud.server import Served
     from dsd_ros.vlm.model import VisionLanguageModel
+
+_log = logging.getLogger(__name__)
 
 
 @arguments
@@ -41,24 +45,34 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
     until SIGINT or SIGTERM.
     """
     quick_import("torch")
-    from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
 
     path = model_path(args.model, "target")
     model = ModelSettings(path, device=args.device, dtype=args.dtype, prompt=args.prompt)
     with logging_to_stderr(args.log):
-        folder = documents_directory(args.documents.documents, "cloud")
-        if folder is None:
-            with _target(model, args.backend) as target:
-                run_verifier(VerifierEngine(target, args.serving), args.serving)
-            return EXIT_DONE
+        run_verifier(_engine(args, model), args.serving)
+    return EXIT_DONE
+
+
+@contextmanager
+def _engine(args: VerifierArguments, model: ModelSettings) -> Iterator[Served]:
+    """What answers robots, with documents where there are some."""
+    from dsd_ros.cloud.engine import VerifierEngine
+
+    folder, documents = documents_directory(args.documents.documents, "cloud"), None
+    if folder is not None:
         from dsd_ros.dragon.server import Documents
 
+        _log.info("loading documents %s", folder)
         documents = Documents.load(folder, model, args.documents.text_model)
-        with _target(model, args.backend) as target:
-            engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)
-            run_verifier(engine, args.serving)
-    return EXIT_DONE
+    _log.info("loading target %s", model.path)
+    with _target(model, args.backend) as target:
+
+        def verifier() -> VerifierEngine:
+            return VerifierEngine(target, args.serving)
+
+        with verifier() if documents is None else documents.serve(verifier, args.answers) as engine:
+            yield engine
 
 
 @contextmanager

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -70,11 +69,17 @@ class Authenticator:
     whenever it is resumed. A robot of the tokens file gets a link of its own, so that its share and its limits are its.
     """
 
-    def __init__(self, serve: Serve, tokens: Tokens, metrics: Metrics | None = None, sessions: int = 0) -> None:
-        """``serve``: what answers, as ``VerifierEngine.submit``; it holds up to ``sessions``."""
+    def __init__(
+        self, serve: Serve, tokens: Tokens, metrics: Metrics | None = None, sessions: int = 0, per_robot: int = 8
+    ) -> None:
+        """``serve``: what answers, as ``VerifierEngine.submit``; it holds up to ``sessions``.
+
+        ``per_robot``: of one robot of a tokens file that says no more.
+        """
         self._serve = serve
         self._tokens = tokens
         self._metrics = metrics
+        self._per_robot = per_robot
         self._links: dict[str, RobotLink] = {}
         self._limit = max(_KNOWN, 2 * sessions)
         self._served: OrderedDict[Hashable, _Served] = OrderedDict()  # used last, last
@@ -141,7 +146,7 @@ class Authenticator:
         """Who sent a message: the robot that the token names, since all robots share the topic; else ``peer``."""
         if not holder.name:
             return peer
-        return self._links.setdefault(holder.name, RobotLink(holder.name, holder.sessions or sys.maxsize))
+        return self._links.setdefault(holder.name, RobotLink(holder.name, holder.sessions or self._per_robot))
 
     def _answer(self, request: SessionRequest, holder: TokenHolder, answer: Message, reply: Answer) -> object:
         """Send the answer to a request, tagged; those to its copies change nothing."""

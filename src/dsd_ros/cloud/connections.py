@@ -40,6 +40,17 @@ class RobotConnection(ServerConnection):
         """The robot's name, where each has a token of its own."""
         return self.holder.name if self.holder is not None else ""
 
+    @property
+    def origin(self) -> str:
+        """Address and port that it comes from: a robot's, or those of a proxy in front."""
+        host, port = self.remote_address[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Its robot's name for a line in the log, if it has one."""
+        return {"robot": self.robot} if self.robot else {}
+
     def carried(self, message: Message, ends: Container[int]) -> None:
         """Note a message that came or goes; ``ends``: the tokens that end a reply."""
         self._active = time.monotonic()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import yaml
 
-from dsd_ros.paths import user_path
+from dsd_ros.paths import secret_path, user_path
 from dsd_ros.wire.authentication import Token
 from dsd_ros.wire.channel import bearer, check_token, read_token
 from dsd_ros.wire.messages import Question, SessionRequest
@@ -37,7 +37,7 @@ class Certificate:
 
     def __init__(self, certificate: str, key: str) -> None:
         """CredentialsError when they cannot be used."""
-        self._certificate, self._key = user_path(certificate), user_path(key)
+        self._certificate, self._key = user_path(certificate), secret_path(key)
         try:
             self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         except (OSError, ssl.SSLError) as error:
@@ -153,7 +153,7 @@ def _read(file: Path, named: bool) -> list[TokenHolder]:
     if not named:
         return [_holder("", read_token(file))]
     try:
-        robots = yaml.safe_load(file.read_text(encoding="utf-8"))
+        robots = yaml.safe_load(secret_path(file).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CredentialsError(f"the tokens file {file} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

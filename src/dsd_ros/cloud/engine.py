@@ -5,8 +5,8 @@ A worker thread steps: it schedules, runs the target, sends. A reply of mode str
 ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step
 after it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens.
 Nothing waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one
-of a session at a time, so that only their session waits for them. A target that batches itself gets each turn as it
-comes, from as many threads as there may be rounds at once; a session's turns stay in order.
+of a session at a time, so that only their session waits for them; sessions are opened on another. A target that batches
+itself gets each turn as it comes, from as many threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class VerifierEngine:
         self._sessions = SessionTable(self.settings, self.metrics.ended, self.metrics.over_limit)
         self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
         self._pictures: TurnQueue[_Arrival] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
+        self._openings: TurnQueue[Callable[[], None]] = TurnQueue(MAX_WAITING_PER_SESSION)
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
         count = self.settings.max_batch if self.target.concurrent else 1
@@ -132,6 +133,7 @@ class VerifierEngine:
             threading.Thread(target=self._see, name=f"verifier-pictures-{number}", daemon=True)
             for number in range(0 if self.target.concurrent else _PICTURE_THREADS)
         ]
+        self._threads.append(threading.Thread(target=self._open_sessions, name="verifier-openings", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -168,7 +170,7 @@ class VerifierEngine:
 
     def queue(self) -> tuple[int, int]:
         """How many turns wait, those whose pictures are being seen too, and how many bytes they hold."""
-        turns = len(self._queue) + len(self._pictures) + self._pictures.taken
+        turns = len(self._queue) + len(self._openings) + len(self._pictures) + self._pictures.taken
         return turns, self._queue.bytes + self._pictures.bytes
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
@@ -208,12 +210,14 @@ class VerifierEngine:
 
     def disconnect(self, peer: Hashable) -> None:
         """The peer's link is down. Work for it stops; its sessions can be resumed until they expire."""
+        self._openings.discard(peer)
         self._sessions.detach(peer)
 
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
         self._queue.close()
         self._pictures.close()
+        self._openings.close()
         until = time.monotonic() + timeout
         for thread in self._threads:
             if threading.current_thread() is not thread:
@@ -229,9 +233,8 @@ class VerifierEngine:
     # --------------------------------------------------------------------------- any thread
 
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
-        owner = "open", peer
-        turn = _Turn(owner, partial(self._open, request, self.metrics.counting(reply), peer))
-        taken = self._queue.put(owner, turn, of=account_of(peer))
+        turn = partial(self._open, request, self.metrics.counting(reply), peer)
+        taken = self._openings.put(peer, turn, of=account_of(peer))
         return None if taken else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
 
     def _take_message(self, message: Observation | Draft | DraftTokens, peer: Hashable) -> None:
@@ -271,6 +274,45 @@ class VerifierEngine:
             return True
         self._queue.release(session.id)
         return False
+
+    # ----------------------------------------------------------------------- thread for openings
+
+    def _open_sessions(self) -> None:
+        while not self._openings.closed:
+            for turn in self._openings.ready():
+                try:
+                    turn()
+                except Exception:
+                    self._failed("an opening")
+
+    def _open(self, request: SessionRequest, answer: Answer, peer: Hashable) -> None:
+        try:
+            sampling = check_request(self.model, request)
+            self.target.check(request, sampling)
+            constraint = constraint_of(self.model, request)
+            session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
+        except ValueError as error:
+            answer(self._session_reply(request.request, str(error)[:1024], None))
+            return
+        if new:
+            session.constraint = constraint
+            session.exits = ExitRules.of(request, self.target.exit_layers, self.settings.exit_share)
+        answer(self._session_reply(request.request, "", session))
+        if new or request.resume:  # otherwise it is a duplicate
+            self.metrics.opened(session, resumed=not new)
+
+    def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
+        model, exits = self.model, session.exits if session is not None else None
+        images = getattr(model, "images", None) if getattr(model, "reads_pictures", True) else None
+        return SessionReply(
+            request, session.id if session is not None else 0, error, model.name[:256],
+            model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
+            list(exits.layers) if exits is not None else [],
+            session.ticket if session is not None else b"",
+            side_factor=images.side_factor if images else 0,
+            min_pixels=images.min_pixels if images else 0,
+            max_pixels=images.max_pixels if images else 0,
+        )  # fmt: skip
 
     # --------------------------------------------------------------------- threads for pictures
 
@@ -422,40 +464,11 @@ class VerifierEngine:
 
     # -------------------------------------------------------------------------- worker: the turns
 
-    def _open(self, request: SessionRequest, answer: Answer, peer: Hashable) -> None:
-        try:
-            sampling = check_request(self.model, request)
-            self.target.check(request, sampling)
-            constraint = constraint_of(self.model, request)
-            session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
-        except ValueError as error:
-            answer(self._session_reply(request.request, str(error)[:1024], None))
-            return
-        if new:
-            session.constraint = constraint
-        session.exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
-        answer(self._session_reply(request.request, "", session))
-        if new or request.resume:  # otherwise it is a duplicate
-            self.metrics.opened(session, resumed=not new)
-
-    def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
-        model, exits = self.model, session.exits if session is not None else None
-        images = getattr(model, "images", None) if getattr(model, "reads_pictures", True) else None
-        return SessionReply(
-            request, session.id if session is not None else 0, error, model.name[:256],
-            model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
-            list(exits.layers) if exits is not None else [],
-            session.ticket if session is not None else b"",
-            side_factor=images.side_factor if images else 0,
-            min_pixels=images.min_pixels if images else 0,
-            max_pixels=images.max_pixels if images else 0,
-        )  # fmt: skip
-
     def _using(self, id_: int, peer: Hashable) -> Session | None:
         """The session of a turn; None if it was closed, or its link went down, while the turn waited."""
         session = self._sessions.find(id_, peer)
         if session is not None:
-            session.last_used = self._clock()
+            session.last_used, session.used = self._clock(), True
         return session
 
     def _observe(self, arrival: _Arrival) -> Work | None:

@@ -204,7 +204,6 @@ class Metrics:
         self.refused_connections[reason].inc()
         if robot:
             self._robot_refused.labels(robot).inc()
-            _log.info("a connection is refused (%s)", reason, extra=_robot(robot))
 
     def read(self, session: Session, reply: ReplyState, tokens: int) -> None:
         """An observation of ``tokens`` was read, and its reply begins."""

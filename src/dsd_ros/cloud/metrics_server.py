@@ -46,10 +46,14 @@ class MetricsServer:
         self, registry: CollectorRegistry, settings: MetricsSettings, unready: Callable[[], str] = lambda: ""
     ) -> None:
         """Port 0 takes any free port. ``unready``: why the service takes no new client now; empty: it does."""
-        self._registry, self._metrics, self._unready = registry, make_wsgi_app(registry), unready
+        self.serve(registry, unready)
         self._host, self._port = settings.metrics_host, settings.metrics_port
         self._server: WSGIServer | None = None
         self.url = ""
+
+    def serve(self, registry: CollectorRegistry, unready: Callable[[], str]) -> None:
+        """Serve another registry, also while listening."""
+        self._registry, self._metrics, self._unready = registry, make_wsgi_app(registry), unready
 
     def start(self) -> str:
         """Listen, and return the URL; ServerError when that is not possible."""

@@ -120,7 +120,13 @@ class Session:
     draft: StreamedDraft = field(default_factory=StreamedDraft)  # mode stream
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     robot: str = ""  # its name, where each robot has a token of its own
+    used: bool = True  # over DDS False until its robot has sent more than an opening, which may be a recorded one
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether it gives way to another where there is no room: nobody shows to use it."""
+        return self.peer is None or not self.used
 
     @property
     def streams(self) -> bool:

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from prometheus_client import CollectorRegistry
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
@@ -238,7 +239,7 @@ class VerifierServer:
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """None for a robot that may connect; a response for others, before they can send a frame."""
         assert isinstance(connection, RobotConnection)
-        path, metrics = request.path.partition("?")[0], self._engine.metrics
+        path = request.path.partition("?")[0]
         if path in ("/healthz", "/readyz"):
             sentence = self.unready() if path == "/readyz" else ""
             status = http.HTTPStatus.SERVICE_UNAVAILABLE if sentence else http.HTTPStatus.OK
@@ -246,25 +247,28 @@ class VerifierServer:
         if self._tokens is not None:
             connection.holder = self._tokens.shown_by(_single(request.headers.get_all("Authorization")))
             if connection.holder is None:
-                metrics.refused("token")
-                return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
+                return self._refuse(connection, "token", "wrong or missing bearer token")
         # As many again as sessions: of those that a robot has left, and has not closed.
         robot, most = connection.robot, 2 * self._most_sessions(connection)
         if self._draining:
-            sentence = _SHUTTING_DOWN
-            metrics.refused("draining")
-        elif len(self._served) >= 2 * self._settings.max_sessions:
-            sentence = self._full
-            metrics.refused("full")
-        elif robot and sum(other.robot == robot for other in self._served) >= most:
+            return self._refuse(connection, "draining", _SHUTTING_DOWN)
+        if len(self._served) >= 2 * self._settings.max_sessions:
+            return self._refuse(connection, "full", self._full)
+        if robot and sum(other.robot == robot for other in self._served) >= most:
             sentence = (
                 f"the robot {robot} already has its {most} connections, two a session; close some, or raise its "
                 "'sessions' in the verifier's tokens file"
             )
-            metrics.refused("full", robot)
-        else:
-            return None
-        return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
+            return self._refuse(connection, "full", sentence, robot)
+        return None
+
+    def _refuse(self, connection: RobotConnection, reason: str, sentence: str, robot: str = "") -> Response:
+        """Count and log a refusal for ``reason``; ``robot``: at its own limit."""
+        self._engine.metrics.refused(reason, robot)
+        _log.info("a connection from %s is refused: %s", connection.origin, sentence, extra=connection.fields)
+        denied = reason == "token"
+        status = http.HTTPStatus.UNAUTHORIZED if denied else http.HTTPStatus.SERVICE_UNAVAILABLE
+        return connection.respond(status, f"{sentence}\n")
 
     def _most_sessions(self, connection: RobotConnection) -> int:
         """Sessions that a robot may hold. Where robots have no names, all of them share one token."""
@@ -283,6 +287,7 @@ class VerifierServer:
         """One robot: frames to the engine, the engine's messages back."""
         peer = RobotLink(connection.robot, self._most_sessions(connection))
         self._served.add(connection)
+        _log.info("connected from %s", connection.origin, extra=connection.fields)
         try:
             await self._serve_robot(connection, peer)
         except Exception:
@@ -367,9 +372,10 @@ class VerifierServer:
             pass
 
 
-def run_verifier(engine: Served, settings: VerifierSettings) -> None:
+def run_verifier(engine: contextlib.AbstractContextManager[Served], settings: VerifierSettings) -> None:
     """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
+    ``engine``: itself, or what loads it; meanwhile ``/readyz`` at the metrics' port says "loading".
     SIGTERM drains the server first, as ``drain_s`` says; another signal ends that. SIGHUP has certificate and tokens
     read again. ServerError or ValueError when the settings cannot be served; ServerError when the engine fails for
     good, so that whoever started the process starts it again.
@@ -382,19 +388,20 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
         asked.set()
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(engine)
-        server = stack.enter_context(VerifierServer(engine, settings))
-        metrics = MetricsServer(engine.metrics.registry, settings, server.unready)
+        metrics = MetricsServer(CollectorRegistry(), settings, lambda: "loading")
         if settings.metrics_port:
             stack.enter_context(metrics)
+        served = stack.enter_context(engine)
+        server = stack.enter_context(VerifierServer(served, settings))
+        metrics.serve(served.metrics.registry, server.unready)
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: server.reload())
         try:
-            print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
+            print(f"verifier of {served.model.name} listening on {server.url}", flush=True)
             if metrics.url:
                 print(f"metrics at {metrics.url}", flush=True)
             while not asked.wait(ENGINE_POLL_S):
-                if not engine.alive:
+                if not served.alive:
                     raise ServerError("the verifier's engine has failed; start the verifier again, and see its log")
             server.drain(settings.drain_s, at_once)
         finally:

@@ -41,7 +41,7 @@ class SessionTable:
         """Whether a new robot can open a session now."""
         with self._lock:
             sessions = self._sessions.values()
-            return len(sessions) < self._settings.max_sessions or any(s.peer is None for s in sessions)
+            return len(sessions) < self._settings.max_sessions or any(s.replaceable for s in sessions)
 
     def by_link(self) -> tuple[int, int]:
         """How many sessions have a peer, and how many have lost theirs."""
@@ -61,21 +61,22 @@ class SessionTable:
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
     ) -> tuple[Session, bool]:
-        """Resume the session the request names, or open one (then True); ValueError when there is no room."""
+        """Resume the robot's session that the request names, or open one (then True); ValueError without room."""
         with self._lock:
             opener = (peer, request.request)
-            known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
+            robot = peer.robot if isinstance(peer, RobotLink) else ""
+            mates = (session for session in self._sessions.values() if session.robot == robot)
+            known = next((session for session in mates if _is_of(session, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
                 return known, False
-            robot = peer.robot if isinstance(peer, RobotLink) else ""
             if isinstance(peer, RobotLink) and robot:
                 self._check_share(peer)
             self._make_room(robot)
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
-            session.robot = robot
+            session.robot, session.used = robot, not request.nonce
             self._sessions[session.id] = session
             return session, True
 
@@ -135,14 +136,14 @@ class SessionTable:
         )
 
     def _evict(self, sessions: Iterable[Session]) -> bool:
-        """End that of these sessions without a link which has been unused for longest; whether there is one.
+        """End that of the replaceable sessions which has been unused for longest; whether there is one.
 
         A robot whose link is down may have gone for good; one that is connected has not.
         """
-        detached = [session for session in sessions if session.peer is None]
-        if detached:
-            self._end(min(detached, key=lambda session: session.last_used).id, "evicted")
-        return bool(detached)
+        found = [session for session in sessions if session.replaceable]
+        if found:
+            self._end(min(found, key=lambda session: session.last_used).id, "evicted")
+        return bool(found)
 
     def _end(self, session: int, reason: str) -> None:
         ended = self._sessions.pop(session, None)

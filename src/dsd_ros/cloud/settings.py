@@ -120,6 +120,9 @@ class TokensSettings:
     tokens_file: str = option(
         "", "instead of token_file: YAML file with a line 'NAME: TOKEN' for each robot, and its limits; empty: none"
     )
+    sessions_per_robot: int = option(
+        8, "sessions of one robot of tokens_file, and half its connections, unless the file says more", 1, 100_000
+    )
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,6 @@ class VerifierSettings(MetricsSettings, EngineSettings, TokensSettings):
 
     host: str = option("127.0.0.1", "address to listen on", check=check_host)
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
-    sessions_per_robot: int = option(
-        8, "sessions of one robot of tokens_file, and half its connections, unless the file says more", 1, 100_000
-    )
     token_file: str = option("", "file with the token that robots must present; empty: none")
     allow_unauthenticated: bool = option(False, "do without tokens where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")

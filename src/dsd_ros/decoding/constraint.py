@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 import torch
 
 MAX_FORM_CHARS = 16_384  # of a form as text
-_MAX_WRITTEN = 1 << 16  # characters of all marks with all actions
+_MAX_WRITTEN = 1 << 15  # characters of all marks with all actions
+_MAX_MARKS = 8
+_MAX_WORDS = 128  # characters of a mark or an action
 _KEPT = 8  # constraints of one tokenizer
 _FOLD = bytes.maketrans(string.ascii_uppercase.encode() + b"\t\n\r\f\v", string.ascii_lowercase.encode() + b" " * 5)
 _SPACES = re.compile(b" +")
@@ -51,6 +53,8 @@ class ReplyForm:
         plain = all(text and text.isprintable() and " ".join(text.split()) == text for text in texts)
         if not (self.marks and self.actions and plain and all(action[0] == " " for action in self.actions)):
             raise ValueError("marks and actions must be printable words, and an action begins with a space")
+        if len(self.marks) > _MAX_MARKS or any(len(text) > _MAX_WORDS for text in texts):
+            raise ValueError(f"at most {_MAX_MARKS} marks are possible, and {_MAX_WORDS} characters in each text")
         for mark in self.marks:
             if any(_lower(mark) in _lower(other) for other in (*self.marks, *self.actions) if other is not mark):
                 raise ValueError(f"the mark {mark!r} is part of another mark or action; write marks that are not")
@@ -120,7 +124,7 @@ class TokenTexts:
             if piece:
                 self._ids.setdefault(piece, []).append(token)
                 self.folded.setdefault(folded(piece), []).append(token)
-        self._ordered = sorted(self.folded)
+        self._ordered, self._plain = sorted(self.folded), sorted(self._ids)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; none beyond the vocabulary."""
@@ -129,6 +133,11 @@ class TokenTexts:
     def ids(self, text: bytes) -> list[int]:
         """The tokens of exactly this text."""
         return self._ids.get(text, [])
+
+    def begins_one(self, text: bytes) -> bool:
+        """Whether a token begins with exactly this text."""
+        place = bisect_left(self._plain, text)
+        return place < len(self._plain) and self._plain[place].startswith(text)
 
     def beginning(self, text: bytes) -> Iterator[int]:
         """The tokens that begin with this text when folded."""
@@ -180,7 +189,19 @@ class Constraint:
         self._longest = max(map(len, self._marks))
         self._whole = [token for text, ids in texts.folded.items() if self._marked(text) for token in ids]
         self._full = {mark + action.encode() for mark in self._marks.values() for action in form.actions}
-        most = max((self._count(text), text) for text in self._full)
+        self._longer: dict[bytes, list[bytes]] = {}  # each part of an action -> those with one more byte
+        for part in {text[:length] for text in self._full for length in range(1, len(text) + 1)}:
+            self._longer.setdefault(part[:-1], []).append(part)
+        steps = {b"": [longer for longer, _ in self._continued(b"")]}  # what one token makes of a part, shorter first
+        for text in sorted((text for parts in self._longer.values() for text in parts), key=len):
+            steps[text] = [longer for longer, _ in self._continued(text)]
+        fewest: dict[bytes, float] = {
+            b"": 0
+        }  # tokens that write a part, at least; without those that cannot be written
+        for text, longer in steps.items():
+            for part in longer if text in fewest else ():
+                fewest[part] = min(fewest.get(part, math.inf), fewest[text] + 1)
+        most = max((fewest.get(text, math.inf), text) for text in self._full)
         if most[0] == math.inf:
             raise ValueError(
                 f"the model's tokens cannot write {most[1].decode().strip()!r}; do not constrain its replies, or use "
@@ -192,10 +213,9 @@ class Constraint:
                 f"a reply of {form.limit} tokens is too short for {most[1].decode().strip()!r}, which takes "
                 f"{self._reserve}; raise max_tokens"
             )
-        self._prefixes = sorted({text[:length] for text in self._full for length in range(len(text) + 1)})
         self._needed: dict[bytes, int] = {}  # tokens that still complete an action, at least; without those that cannot
-        for text in sorted(self._prefixes, key=len, reverse=True):
-            needed = [1 + self._needed[longer] for longer, ids in self._continued(text) if ids]
+        for text, longer in reversed(steps.items()):
+            needed = [1 + self._needed[part] for part in longer if part in self._needed]
             if text in self._full or needed:
                 self._needed[text] = 0 if text in self._full else min(needed)
         self._far = max(*self._needed.values(), self._reserve) + 2  # with more tokens left nothing is different
@@ -307,18 +327,14 @@ class Constraint:
 
     def _continued(self, text: bytes) -> Iterator[tuple[bytes, list[int]]]:
         """What one more token may make of a part of an action, and the tokens that do."""
-        for longer in _beginning(self._prefixes, text):
-            if longer != text:
-                yield longer, self._texts.ids(longer[len(text) :])
-
-    def _count(self, text: bytes) -> float:
-        """The fewest tokens that write ``text``; infinity if none do."""
-        fewest = [0.0, *[math.inf] * len(text)]
-        for end in range(1, len(text) + 1):
-            fewest[end] = min(
-                fewest[start] + 1 if self._texts.ids(text[start:end]) else math.inf for start in range(end)
-            )
-        return fewest[-1]
+        waiting = [*self._longer.get(text, ())]
+        while waiting:
+            longer = waiting.pop()
+            piece = longer[len(text) :]
+            if ids := self._texts.ids(piece):
+                yield longer, ids
+            if self._texts.begins_one(piece):
+                waiting += self._longer.get(longer, ())
 
 
 class Constrainer:

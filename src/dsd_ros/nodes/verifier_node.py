@@ -45,7 +45,8 @@ class _Service:
         self.guard: Authenticator | None = None
         self._submit = engine.submit
         if tokens is not None:
-            self.guard = Authenticator(engine.submit, tokens, engine.metrics, settings.engine.max_sessions)
+            limits = settings.engine.max_sessions, settings.sessions_per_robot
+            self.guard = Authenticator(engine.submit, tokens, engine.metrics, *limits)
             self._submit = self.guard.submit
         self._counted = 0, 0
         self._metrics = MetricsServer(engine.metrics.registry, settings)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from dsd_ros.paths import user_path
+from dsd_ros.paths import secret_path
 from dsd_ros.shown import shown
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
@@ -175,7 +175,7 @@ def token_now(source: TokenSource) -> str | None:
 def read_token(path: str | Path) -> str:
     """The bearer token in a file, without surrounding white space; ValueError, one sentence, when there is none."""
     try:
-        token = user_path(path).read_text(encoding="ascii").strip()
+        token = secret_path(path).read_text(encoding="utf-8-sig").strip()
     except OSError as error:
         raise ValueError(f"the token file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

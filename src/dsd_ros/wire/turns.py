@@ -49,14 +49,15 @@ class TurnQueue(Generic[T]):
 
     An owner's turns are taken in the order they came, and each step takes one of every owner. Where a step has no room
     for all, they take part by rotation: first one owner of each account, then a second one of each, and so on; those
-    first that were served longest ago. So many sessions or links of a robot give no larger share.
+    first that were served, or came, longest ago. So many sessions or links of a robot give no larger share, and a new
+    link no earlier turn.
     """
 
     def __init__(self, per_owner: int, max_bytes: int = sys.maxsize) -> None:
         """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of one account's turns together."""
         self._per_owner, self._max_bytes = per_owner, max_bytes
         self._lanes: dict[Lane, deque[_Waiting[T]]] = {}  # waiting turns, never empty
-        self._served: dict[Lane | tuple[Hashable], int] = {}  # the last step that took a turn of a lane, or an account
+        self._served: dict[Lane | tuple[Hashable], int] = {}  # the last step for a lane or an account, or when it came
         self._step = 0
         self._keys: set[Hashable] = set()
         self._held: Counter[Hashable] = Counter()  # owners whose turns wait, and for how many releases
@@ -95,6 +96,8 @@ class TurnQueue(Generic[T]):
             full |= size > 0 and self._bytes_of[of] + size > self._max_bytes
             if full and bounded:
                 return False
+            for place in (path, path[:1]):
+                self._served.setdefault(place, self._step)
             lane = self._lanes.setdefault(path, deque())
             (lane.appendleft if first else lane.append)(_Waiting(turn, key, size, kind, weight, joins))
             self._count(of, size)
@@ -208,7 +211,7 @@ class TurnQueue(Generic[T]):
             accounts.setdefault(path[:1], []).append(path)
 
         def served(place: Lane | tuple[Hashable], lanes: list[Lane]) -> int:
-            return self._served.get(place, 0) - any(eager(self._lanes[path][0].turn) for path in lanes)
+            return self._served[place] - any(eager(self._lanes[path][0].turn) for path in lanes)
 
         for lanes in accounts.values():
             lanes.sort(key=lambda path: served(path, [path]))

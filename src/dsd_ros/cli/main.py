@@ -27,8 +27,8 @@ from dsd_ros.cli.terminal import paint
 from dsd_ros.shown import shown
 
 _EXIT_CODES = (
-    "Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, "
-    "141 the output's reader has gone."
+    "Exit codes: 0 done, 1 goal not reached or a bag not whole, 2 bad input, 3 link or verifier failed, 70 a defect, "
+    "130 interrupted, 141 the output's reader has gone."
 )
 _BEFORE = ("--debug", "--online")  # flags of every command that may also come before its name
 

@@ -45,7 +45,7 @@ class Story:
         self._lock = threading.Lock()
         self._last: dict[str, str] = {}  # each child's last line
         self._shows: Literal["errors", "warnings", "nothing"] = "errors"  # of what nodes log
-        self._replies: dict[tuple[int, int], tuple[str, list[Round]]] = {}  # text and rounds, by the picture's stamp
+        self._replies: dict[tuple[int, int], tuple[str, list[Round]]] = {}  # by the picture's stamp; "": not whole yet
         self._figures = Figures()
         self._awaited: Sequence[str] = ()
 
@@ -114,7 +114,7 @@ class Story:
         rounds = self._replies.get(stamp, ("", []))[1]
         if not message.done:
             rounds.append(Round.of(message.last_round))
-        self._replies[stamp] = message.text, rounds
+        self._replies[stamp] = message.text if message.done else "", rounds
         while len(self._replies) > _REPLIES_KEPT:
             self._replies.pop(next(iter(self._replies)))
 

@@ -46,7 +46,9 @@ class BagWriter:
         except WriterError:
             raise RecordError(f"{folder} exists already; name a new folder, bags are never overwritten.") from None
         except OSError as error:
-            raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
+            raise RecordError(
+                f"The bag {folder} cannot be created ({error.strerror}); choose a folder that can be written."
+            ) from None
         self._storage: Any = self._writer.storage
 
     def set_metadata(self, key: str, text: str) -> None:

@@ -40,8 +40,9 @@ class LogSettings:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """A record's fields."""
-    return {name: vars(record)[name] for name in FIELDS if name in vars(record)}
+    """A record's fields, seconds to 1 ms."""
+    found = {name: vars(record)[name] for name in FIELDS if name in vars(record)}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
 
 
 class OnceAMinute:

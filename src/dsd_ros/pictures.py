@@ -82,7 +82,7 @@ def read_picture(
     except PictureError:
         raise
     except UnidentifiedImageError:
-        raise PictureError(f"{name} is damaged or in another container; {remedy}") from None
+        raise PictureError(f"{name} is no picture, damaged, or in another container; {remedy}") from None
     except Image.DecompressionBombError:
         raise PictureError(f"{name} is too large to be used; {_BOUNDS}") from None
     except Exception as error:  # Pillow raises many kinds for damaged files

@@ -121,7 +121,7 @@ def test_a_port_in_use_is_named(models, capsys):
     [
         (["--mode", "psychic"], "psychic"),
         (["--image", "no/such/file.png"], "no/such/file.png"),
-        (["--image", __file__], "is damaged or in another container"),
+        (["--image", __file__], "is no picture, damaged, or in another container"),
         (["--instruction", "  "], "empty"),
         (["--target", "no/such/model"], "no/such/model"),
         (["--draft", "some/model"], "--online allows it"),

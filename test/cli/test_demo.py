@@ -10,15 +10,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
+from dsd_ros.bringup.processes import ProcessGroup
 from dsd_ros.bringup.systems import DEMO_SEED
 from dsd_ros.cli import main
-from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_ros.cli.demo_run import DemoReport, DemoSettings, _close_bag, _Stage, run_demo
+from dsd_ros.cli.story import Story
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 
@@ -139,7 +142,7 @@ def test_on_a_terminal_the_live_page_outlives_the_run_and_a_recorder_that_fails_
         assert page is not None, "".join(said)
         output = "".join(said)
         assert "nothing is recorded: record_node has ended" in output and "not reached after" in output, output
-        assert "REACHED" not in output
+        assert "REACHED" not in output and f"bag: {tmp_path}/file/bag: " in output
         children = children_of(run.pid)
         assert len(children) == 1  # the view; nothing else goes on
         assert b"<html" in urlopen(page[1], timeout=30).read().lower()
@@ -147,6 +150,30 @@ def test_on_a_terminal_the_live_page_outlives_the_run_and_a_recorder_that_fails_
         run.send_signal(signal.SIGINT)
         assert run.wait(30) == 1, "".join(said)
     assert not any(alive(pid) for pid in children)
+
+
+RECORDER = """
+import signal, sys, time
+def end(*_):
+    time.sleep(0.2)
+    print("[ERROR] [1.0] [record_node]: The bag is not whole: no room", "[INFO] [1.0] [record_node]: bye", sep="\\n")
+    sys.exit(1)
+signal.signal(signal.SIGINT, end)
+print("[INFO] [1.0] [record_node]: up", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_bag_is_closed_before_the_result_and_its_loss_is_named(capsys):
+    story = Story()
+    with ProcessGroup(story.hear, story.news) as group:
+        said = threading.Event()
+        recorder = group.start("record_node", [sys.executable, "-c", RECORDER], on_line=lambda _: said.set())
+        assert said.wait(30)
+        loss = _close_bag("runs/one", _Stage(group, threading.Event(), story))
+        assert not recorder.running and loss == "The bag is not whole: no room"
+    story.end(DemoReport(reached=True), "runs/one", loss)
+    assert capsys.readouterr().out.splitlines()[-1] == "  bag: runs/one: The bag is not whole: no room"
 
 
 def test_an_interruption_ends_everything(ros_domain, tiny_pair):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +57,13 @@ def test_help_and_completion_need_only_what_a_cloud_has_and_load_no_model():
     assert done.returncode == 0 and "verifier" in done.stdout, done.stderr
 
 
+def test_help_has_what_is_needed_first_and_the_rest_in_groups(capsys):
+    _, out, _ = dsd(capsys, "decode", "--help")
+    titles = ["Parameters", "what to tell", "Decoding", "--draft-length", "Verifier", "--ca-file", "Of every command"]
+    places = [out.index(title) for title in titles]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_every_command_and_option_says_what_it_is_for(program):
     silent = []
@@ -78,12 +87,22 @@ def test_every_command_and_option_says_what_it_is_for(program):
         ("dsd decode --instruction x --mode fds", "did you mean 'fsd'?"),
         ("dsd demo fallbak:=return", "did you mean 'fallback'?"),
         ("dsd replay no-such-bag", "name the folder that `dsd record`"),
+        ("dsd decode --gamma 4", "did you mean --draft-length?"),
+        ("dsd decode --instruction x --window=4", "did you mean --draft-length?"),
+        ("dsd decode --bogus 4", "unknown option: --bogus"),
+        ("dsd decode --image x.png", "--instruction is missing: what to tell the robot"),
+        ("dsd decode --instruction x --seed abc", "'abc' is no number"),
+        ("dsd decode --instruction x --image no-such.png", "the picture no-such.png does not exist"),
+        ("dsd replay", "name BAG: folder of a bag"),
+        ("dsd ask ''", "the question is empty; ask one"),
+        ("dsd documents add /nowhere", "there is no file /nowhere"),
+        ("dsd verifier --token-file /no/token", "write one: openssl rand -hex 32 > /no/token"),
         ("dsd", "COMMAND"),
         ("dsd-lab train", "COMMAND"),
     ],
 )
 def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
-    name, *words = line.split()
+    name, *words = shlex.split(line)
     code, out, err = dsd(capsys, *words, program=PROGRAMS[name])
     assert (code, out) == (shared.EXIT_BAD_INPUT, "")
     assert err.startswith("dsd") and err.count("\n") == 1 and named in err
@@ -116,6 +135,17 @@ def test_whatever_goes_wrong_is_one_line_without_a_traceback(capsys, monkeypatch
     found, out, err = dsd(capsys, *FORMULA, program=LAB)
     assert (found, out) == (code, "")
     assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
+
+
+@pytest.mark.parametrize("words", ["decode --help", "decode --instruction x --image no-such.png"])
+@pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_service_or_a_console_without_streams_or_size_is_no_defect(words, streams):
+    command = f"exec {sys.executable} -m dsd_ros.cli {words} {streams}"
+    console = {"COLUMNS": "0", "PYTHONWARNINGS": "error", "LC_ALL": "C"}
+    run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, env=os.environ | console)
+    assert run.returncode == (0 if "--help" in words else 2), run.stderr
+    assert "Traceback" not in run.stderr and "defect" not in run.stderr
+    assert run.stdout or "--help" not in words or ">&-" in streams
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -13,6 +13,7 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats
 from dsd_ros.cli import terminal
 from dsd_ros.cli.demo_run import DemoReport
 from dsd_ros.cli.story import Story
+from dsd_ros.ros.demo_client import DemoClient
 
 INFO = "[INFO] [1795748674.206320509] [draft_node]: mode stream begins"
 WARN = "[WARN] [1795748674.206320509] [bridge_node]: the link broke"
@@ -159,11 +160,37 @@ def test_only_a_streams_drafts_have_a_speed_to_compare():
     assert story.speedup() == pytest.approx((1.5 + 3 * 1.25) / 4)
 
 
+def test_a_step_waits_for_its_whole_reply_and_half_of_one_is_never_shown(ros_domain, capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    story = Story()
+    client = DemoClient(story.progress, story.step, story.memory)
+    rounds = [RoundStats(gained=["The way", " is open."], accepted=2), RoundStats(gained=[" Action: stop"])]
+    for number in (1, 2):
+        begun, *rest = progress(number, "stream", rounds)
+        client._on_stats(DecodeStats(mode="stream", tokens=3, rounds=2, observation_stamp=Time(sec=number)))
+        client._on_progress(begun)
+        action = NavAction(step=number, reasoning="The way is open.", verified=True, observation_stamp=Time(sec=number))
+        client._on_action(action)  # overtakes the rest of its reply
+        assert "step" not in capsys.readouterr().out
+        if number == 1:
+            for message in rest:
+                client._on_progress(message)
+            (line,) = plain(capsys.readouterr().out)
+            assert line == "step  1: stop                   The way is open. Action: stop  3 tokens in 2 passes, 0.00 s"
+    client.fill(DemoReport())  # the run has ended without the rest of the second
+    client.close()
+    (line,) = plain(capsys.readouterr().out)
+    assert line == "step  2: stop                   3 tokens in 2 passes, 0.00 s     | The way is open."
+
+
 def test_a_childs_last_words_leave_out_the_preamble_of_ros():
     story = Story()
     assert story.last_words("simulator_node") == ""
     story.hear("simulator_node", ERROR)
     story.hear("simulator_node", "")
+    story.hear("simulator_node", INFO)
     assert story.last_words("simulator_node") == "no renderer"
 
 

@@ -97,7 +97,7 @@ def test_a_line_says_what_it_is_about_and_a_peers_text_cannot_make_one():
     line = TextFormatter().format(made)
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dsd_ros\.cloud\.metrics: refused: a\\nERROR all is "
-        r"lost\\x1b\[31m session=7 seconds=0\.0125", line,
+        r"lost\\x1b\[31m session=7 seconds=0\.013", line,
     )  # fmt: skip
     spoken = JsonFormatter().format(made)
     assert json.loads(spoken).keys() == {"time", "level", "logger", "message", "session", "seconds"}

@@ -94,4 +94,4 @@ def test_pictures_are_one_sessions_own_and_outlive_its_link(robot, model):
 def test_a_history_that_cannot_be_used_is_a_bad_observation(robot):
     robot.observe(1, history=[Past("turn", "png", 2, 2, b"garbage", bytes(8))])
     refusal = robot.get()
-    assert refusal.code == RefusalCode.BAD_OBSERVATION and "is damaged or in another container" in refusal.sentence
+    assert refusal.code == RefusalCode.BAD_OBSERVATION and "damaged, or in another container" in refusal.sentence

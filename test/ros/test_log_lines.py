@@ -26,7 +26,7 @@ def test_lines_of_the_package_become_the_nodes():
     try:
         log.info("session %s", "opened", extra={"session": 7, "ticket": b"secret"})
         log.debug("not at this level")
-        log.error("failed", extra={"reply": 1})
+        log.error("failed", extra={"reply": 1, "seconds": 0.31820899999999996})
         log.warning("said %s at %s", "\x1b[2J", "ws://u:hunter2@h:1")
         logging.getLogger("elsewhere").warning("another package's")
     finally:
@@ -35,7 +35,7 @@ def test_lines_of_the_package_become_the_nodes():
     log.error("after the end")
     assert logger.lines == [
         ("info", "session opened session=7"),
-        ("error", "failed reply=1"),
+        ("error", "failed reply=1 seconds=0.318"),
         ("warning", "said \\x1b[2J at ws://***@h:1"),
     ]
     assert logging.getLogger("dsd_ros").handlers == handlers

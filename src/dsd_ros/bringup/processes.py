@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dsd_ros.bringup.systems import RESPAWN_DELAY_S, SYSTEMS, Start, plan, ros_arguments
+from dsd_ros.bringup.systems import END_S, RESPAWN_DELAY_S, SYSTEMS, Start, plan, ros_arguments
 from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.shown import LINES, shown
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
-INTERRUPT_S = 1.6  # a child that has not ended this long after SIGINT is killed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -76,6 +75,7 @@ class Child:
     respawn: bool = False  # after a crash; else its end is for good
     optional: bool = False  # its end ends nothing
     respawn_delay_s: float = RESPAWN_DELAY_S
+    end_s: float = END_S  # from SIGINT until it is killed
     restarted: int = 0  # number of restarts, with one that is due
     process: subprocess.Popen[str] = field(init=False)
     reader: threading.Thread = field(init=False)
@@ -129,9 +129,10 @@ class ProcessGroup:
         on_line: Callable[[str], None] | None = None,
         respawn: bool = False,
         optional: bool = False,
+        end_s: float = END_S,
     ) -> Child:
         """Start one child; ``respawn``: it is started again after crashes."""
-        child = Child(name, list(command), dict(environment or {}), on_line, respawn, optional)
+        child = Child(name, list(command), dict(environment or {}), on_line, respawn, optional, end_s=end_s)
         self._launch(child)
         self._children.append(child)
         return child
@@ -153,7 +154,7 @@ class ProcessGroup:
         else:
             program = program or (sys.executable, "-m", "dsd_ros.ros.entry", start.name)
             command = [*program, *self.node_arguments(start)]
-        return self.start(name, command, environment, on_line, start.respawn, start.optional)
+        return self.start(name, command, environment, on_line, start.respawn, start.optional, start.end_s)
 
     def node_arguments(self, start: Start) -> list[str]:
         """A planned node's arguments for rclpy, its parameters in files that last as long as this group."""
@@ -176,7 +177,7 @@ class ProcessGroup:
         child = self.child(name)
         child.signal(signal.SIGTERM)
         try:
-            child.process.wait(INTERRUPT_S)
+            child.process.wait(child.end_s)
         except subprocess.TimeoutExpired:
             self._news(child.name, "did not end when asked; killed")
             child.signal(signal.SIGKILL)
@@ -243,16 +244,25 @@ class ProcessGroup:
         return True
 
     def close(self, but: str = "") -> None:
-        """End all children but those of that name: by SIGINT, and after INTERRUPT_S by SIGKILL."""
+        """End all children but those of that name."""
         kept = [child for child in self._children if child.name == but]
-        ended = [child for child in self._children if child.name != but]
+        self.end([child for child in self._children if child.name != but])
+        self._children = kept
+        if kept:
+            return
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._files.clear()
+
+    def end(self, ended: Sequence[Child]) -> None:
+        """End these children: by SIGINT, and after each one's ``end_s`` by SIGKILL."""
         for child in ended:
             if child.running:
                 child.signal(signal.SIGINT)
-        deadline = time.monotonic() + INTERRUPT_S
+        began = time.monotonic()
         for child in ended:
             try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+                child.process.wait(max(0.0, began + child.end_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self._news(child.name, "did not end when asked; killed")
         for child in ended:
@@ -260,12 +270,6 @@ class ProcessGroup:
                 child.signal(signal.SIGKILL)  # and what it may have left behind
             child.process.wait()
             child.reader.join(timeout=0.5)
-        self._children = kept
-        if kept:
-            return
-        for path in self._files:
-            path.unlink(missing_ok=True)
-        self._files.clear()
 
     def __enter__(self) -> Self:
         return self

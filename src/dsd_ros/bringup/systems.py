@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ STACKS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 # Nav2's own nodes publish cmd_vel, as Jazzy's docking_server does, so the supervisor's has another name.
 BESIDE_NAV2 = (("cmd_vel", "cmd_vel_out"),)
+END_S = 1.6  # from SIGINT until a process is killed
+RECORDER_END_S = 10.0  # it has a bag to close
 RESPAWN_DELAY_S = 1.0  # before a process that has crashed is started again
 SWITCH = ("false", "true", "False", "True")  # Nav2's pages write True
 PROOF = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
@@ -105,7 +107,7 @@ class Start:
     """A process to start: a node of this package, or another program where ``command`` is not empty.
 
     ``respawn``: it is started again when it crashes. ``optional``: its end ends nothing; the end of any other process
-    ends all.
+    ends all. ``end_s``: it is killed when it has not ended this long after SIGINT.
     """
 
     name: str  # of the node and its executable, or of the program
@@ -117,6 +119,7 @@ class Start:
     command: tuple[str, ...] = ()
     respawn: bool = False
     optional: bool = False
+    end_s: float = END_S
 
     @property
     def available(self) -> bool:
@@ -306,7 +309,7 @@ def _robot(values: Mapping[str, str]) -> list[Start]:
         _node("draft_node", values, respawn=True),
         values["memory"] != "never" and _node("memory_node", values, respawn=True),
         values["transport"] == "websocket" and _node("bridge_node", values, respawn=True),
-        values["record"] != "" and _node("record_node", values, optional=True),
+        values["record"] != "" and replace(_node("record_node", values, optional=True), end_s=RECORDER_END_S),
         (rviz or _on(values["visual"])) and _node("visual_node", values, optional=True),
         view and _node("view_node", values, optional=True),
         rviz and _rviz(values),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from dsd_ros.paths import shipped_model, user_path
 from dsd_ros.python310 import dataclass_transform
@@ -43,9 +43,9 @@ def word(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) ->
     return flag(default, text, False, **metadata)
 
 
-def part(settings: type[T]) -> T:
-    """Settings whose fields are flags of the command; they validate themselves."""
-    made: T = field(default_factory=settings)
+def part(settings: type[T], title: str = "") -> T:
+    """Settings whose fields are flags of the command, under ``title`` in its help; they validate themselves."""
+    made: T = field(default_factory=settings, metadata={"title": title})
     return made
 
 
@@ -93,7 +93,7 @@ class CommonFlags:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag, word))
 def arguments(cls: type[T]) -> type[T]:
     """Make ``cls`` the dataclass of a command's arguments, for cyclopts. Words must come before flags."""
-    cls.__annotations__["common"], cls.common = CommonFlags, part(CommonFlags)  # type: ignore[attr-defined]
+    cls.__annotations__["common"], cls.common = CommonFlags, part(CommonFlags, "Of every command")  # type: ignore[attr-defined]
     made = dataclass(frozen=True, kw_only=True)(cls)
     _annotate(made)
     return Parameter(name="*")(made)
@@ -102,11 +102,12 @@ def arguments(cls: type[T]) -> type[T]:
 def _annotate(schema: Any) -> None:
     """Translate the metadata of a dataclass's fields into annotations that cyclopts reads."""
     hints = typing.get_type_hints(schema)
-    for item in dataclasses.fields(schema):
+    for place, item in enumerate(dataclasses.fields(schema), 1):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
             _annotate(hint)
-            parameter = Parameter(name="*")
+            title = item.metadata.get("title")
+            parameter = Parameter(name="*", group=Group(title, sort_key=place) if title else None)
         else:
             parameter = _parameter(item, hint)
         # Also for the constructor, whose annotations would be evaluated in the module of a subclass.

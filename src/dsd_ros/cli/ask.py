@@ -37,10 +37,10 @@ class AskArguments:
     question: str = word(text="the question, in plain English")
     robot_documents: str = flag(SHIPPED, f"private documents: {_PLACE}", metavar="PLACE")
     cloud_documents: str = flag(SHIPPED, f"general documents, when no verifier is named: {_PLACE}", metavar="PLACE")
-    aggregation: AggregationSettings = part(AggregationSettings)
+    aggregation: AggregationSettings = part(AggregationSettings, "Answers")
     model: str = model_option("robot's text")
     cloud_model: str = model_option("cloud's text")
-    link: VerifierFlags = part(VerifierFlags)
+    link: VerifierFlags = part(VerifierFlags, "Verifier")
     json: Path | None = json_option("the answer and its figures")
 
 
@@ -50,6 +50,8 @@ def command(args: AskArguments) -> int:
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
     without --verifier this process is the cloud as well. Example: dsd ask 'which chair do I like?'
     """
+    if not args.question.strip():
+        raise ValueError("the question is empty; ask one: dsd ask 'which chair do I like?'")
     with working("loading PyTorch"):
         quick_import("torch")
         from dsd_ros.dragon.client import DragonClient

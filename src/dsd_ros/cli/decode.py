@@ -30,6 +30,8 @@ from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dsd_ros.edge.results import DecodedReply
 
 
@@ -41,14 +43,14 @@ class DecodeArguments:
     history_action: list[str] = flag(
         [], "what the robot did after it, e.g. 'forward 50 cm'; once for each --history-image", metavar="ACTION"
     )
-    decoding: DecodeSettings = part(DecodeSettings)
-    words: ReplyGrammar = part(ReplyGrammar)
+    decoding: DecodeSettings = part(DecodeSettings, "Decoding")
+    words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
     draft: str = model_option("draft")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
-    link: VerifierFlags = part(VerifierFlags)
-    log: LogSettings = part(LogSettings)
+    link: VerifierFlags = part(VerifierFlags, "Verifier")
+    log: LogSettings = part(LogSettings, "Log")
     stats: bool = flag(False, "also the figures in the papers' symbols: tau, T_q, T_c, gamma T_p, c, ...")
     json: Path | None = json_option("the reply")
 
@@ -58,9 +60,10 @@ def command(args: DecodeArguments) -> int:
 
     Decodes in this process when no verifier is named. On a terminal the reply's tokens are in colour.
     """
+    seen = _pictures(args)
     with working("loading PyTorch") as say:
         quick_import("torch")
-        reply, text = _decode(args, say)
+        reply, text = _decode(args, *seen, say)
     if colours():
         # Imported late: models that read text alone need no view.
         from dsd_ros.observe.view.state import Round
@@ -87,24 +90,32 @@ def command(args: DecodeArguments) -> int:
     return EXIT_DONE
 
 
-def _decode(args: DecodeArguments, say: Callable[[str], None]) -> tuple[DecodedReply, Callable[[list[int]], str]]:
-    """The reply, and what turns its tokens into text."""
-    from dsd_ros.cloud.engine import in_process_channel
-    from dsd_ros.edge.session import EdgeSession
-    from dsd_ros.edge.settings import PATIENT_LINK
-    from dsd_ros.edge.vocabulary import Vocabulary
+def _pictures(args: DecodeArguments) -> tuple[np.ndarray | None, list[np.ndarray]]:
+    """The picture and those of earlier steps; checks what can be checked before anything large is loaded."""
     from dsd_ros.pictures import read_picture
-    from dsd_ros.vlm.loading import load_model
     from dsd_ros.vlm.prompts import check_instruction
 
-    instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
-    image = None if args.image is None else read_picture(args.image)
+    check_instruction(args.instruction)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
             f"{len(args.history_image)} pictures and {len(args.history_action)} actions of earlier steps are named; "
             "give one --history-action for each --history-image"
         )
-    earlier = [read_picture(path) for path in args.history_image]
+    return None if args.image is None else read_picture(args.image), [read_picture(path) for path in args.history_image]
+
+
+def _decode(
+    args: DecodeArguments, image: np.ndarray | None, earlier: list[np.ndarray], say: Callable[[str], None]
+) -> tuple[DecodedReply, Callable[[list[int]], str]]:
+    """The reply, and what turns its tokens into text."""
+    from dsd_ros.cloud.engine import in_process_channel
+    from dsd_ros.edge.session import EdgeSession
+    from dsd_ros.edge.settings import PATIENT_LINK
+    from dsd_ros.edge.vocabulary import Vocabulary
+    from dsd_ros.vlm.loading import load_model
+    from dsd_ros.vlm.prompts import check_instruction
+
+    instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
     history = list(zip(earlier, args.history_action, strict=True))
     say("loading the draft model")
     draft = load_model(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt))

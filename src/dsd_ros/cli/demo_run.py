@@ -72,8 +72,8 @@ def run_demo(
 ) -> int:
     """Run the whole system once and return the exit code. Call it from the main thread.
 
-    Its processes have ended when it returns, within 2 s of an interruption. On a terminal the live page is served after
-    the run until an interruption, which does not change the exit code.
+    Its processes have ended when it returns, within 2 s of an interruption (10 s where a bag is closed). On a terminal
+    the live page is served after the run until an interruption, which does not change the exit code.
 
     :param more: further arguments of the demo system. Over a websocket, ``verifier`` may be the address of a relay in
         front of the verifier, which the demo starts on ``verifier_port``.
@@ -228,8 +228,8 @@ def _run(
     client = DemoClient(story.progress, story.step, story.memory, memory, recorded=bool(bag))
     try:
         stage.wait(lambda: not story.wait_for(client.awaited()), _READY_LIMIT_S, "The nodes did not become ready")
-        if bag and not _await_recorder(client, stage):
-            bag = ""
+        if bag:
+            _await_recorder(client, stage)
         report.startup_seconds = round(time.monotonic() - began, 3)
         story.begin(
             f"ready after {report.startup_seconds:.1f} s: seed {settings.seed}, mode {settings.mode} over "
@@ -251,14 +251,24 @@ def _run(
         client.close()
     speedup = story.speedup()
     report.speedup_estimate = None if speedup is None else round(speedup, 3)
-    story.end(report, bag)
+    loss = _close_bag(bag, stage) if bag else ""
+    story.end(report, bag, loss)
     if report.reached:
-        return EXIT_DONE
+        return EXIT_GOAL_MISSED if loss else EXIT_DONE
     return EXIT_LINK if report.outcome in client.LINK_OUTCOMES else EXIT_GOAL_MISSED
 
 
-def _await_recorder(client: DemoClient, stage: _Stage) -> bool:
-    """Wait within a limit until the recorder hears all topics; returns whether it records."""
+def _close_bag(bag: str, stage: _Stage) -> str:
+    """End the recorder; returns what its bag lacks, as a sentence."""
+    recorder = stage.group.child("record_node")
+    stage.story.closing(bag)
+    stage.group.end([recorder])
+    code = recorder.process.returncode
+    return (stage.story.last_words(recorder.name) or f"record_node {how_it_ended(code)}") if code else ""
+
+
+def _await_recorder(client: DemoClient, stage: _Stage) -> None:
+    """Wait within a limit until the recorder hears all topics."""
     deadline, recorder = time.monotonic() + _RECORDER_LIMIT_S, stage.group.child("record_node")
     late = "The recorder was not ready"
     stage.wait(
@@ -268,7 +278,6 @@ def _await_recorder(client: DemoClient, stage: _Stage) -> bool:
         print("dsd demo: nothing is recorded: record_node has ended", file=sys.stderr)
     elif unheard := sorted(client.unheard()):
         print(f"dsd demo: record_node does not hear {', '.join(unheard)}; the bag may lack it", file=sys.stderr)
-    return not recorder.given_up
 
 
 def _start_processes(arguments: dict[str, str], stage: _Stage) -> None:

@@ -17,7 +17,15 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 try:
-    from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+    from cyclopts import (
+        App,
+        CycloptsError,
+        Group,
+        MissingArgumentError,
+        Parameter,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )  # fmt: skip
 except ModuleNotFoundError as error:
     sys.exit(f"dsd: {error} in {sys.executable}; activate the virtual environment that has it (docs/install.md)")
 
@@ -27,9 +35,10 @@ from dsd_ros.cli.terminal import paint
 from dsd_ros.shown import shown
 
 _EXIT_CODES = (
-    "Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, "
-    "141 the output's reader has gone."
+    "Exit codes: 0 done, 1 goal not reached or a bag not whole, 2 bad input, 3 link or verifier failed, 70 a defect, "
+    "130 interrupted, 141 the output's reader has gone."
 )
+_MEANT = {"--gamma": "--draft-length", "--window": "--draft-length"}  # of decode, as papers and other programs say it
 _BEFORE = ("--debug", "--online")  # flags of every command that may also come before its name
 
 
@@ -51,6 +60,8 @@ class CommandLine:
             help_epilogue=_EXIT_CODES,
             help_format="markdown",
             version=version,
+            group_arguments=Group("Arguments", sort_key=0),
+            group_parameters=Group("Parameters", sort_key=0),
             default_parameter=Parameter(negative_iterable=(), negative_none=(), allow_repeating=True),
         )
         for place, name in enumerate(self.commands):
@@ -109,6 +120,13 @@ def parse(argv: Sequence[str], program: CommandLine = DSD) -> tuple[Callable[...
 
 def run(program: CommandLine = DSD) -> NoReturn:
     """The installed command: runs ``main`` and ends the process at once, since unloading torch takes a second."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed, as services may start: else the next file would take its place
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) < 20:  # consoles without a size; the table of options would never end
+        os.environ.pop("COLUMNS", None)
     try:
         code = main(program=program)
         sys.stdout.flush()
@@ -163,11 +181,23 @@ def _verifier_remedy(error: BaseException | None, sentence: str) -> str:
 def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:
     """The error of cyclopts as one sentence, with the command that lists what is valid."""
     error.verbose = False
-    if isinstance(error, UnusedCliTokensError):
+    unknown = [word.partition("=")[0] for word in error.unused_tokens or () if word.startswith("--")]
+    if isinstance(error, UnknownOptionError):
+        unknown = [str(error.token.keyword)]
+    meant = [_MEANT[word] for word in unknown if word in _MEANT and "decode" in (error.command_chain or ())]
+    if meant:
+        text = f"unknown option: {unknown[0]}; did you mean {meant[0]}?"
+    elif isinstance(error, MissingArgumentError) and error.argument and not (error.keyword or error.argument.tokens):
+        name, what = error.argument.name, error.argument.parameter.help
+        text = f"unknown option: {unknown[0]}" if unknown else f"{name} is missing: {what}"
+        if error.argument.field_info.kind is not error.argument.field_info.KEYWORD_ONLY:  # a word, not a flag
+            text = f"name {error.argument.parameter.metavar or name.lstrip('-').upper()}: {what}"
+    elif isinstance(error, UnusedCliTokensError):
         text = f"'{(error.unused_tokens or [''])[0]}' is one word too many"
     else:
         text = " ".join(str(error).split()).partition(" Available commands")[0].rstrip(".")
     text = text.replace('"', "'")
+    text = re.sub(r"[Uu]nable to convert (.*) into (int|float)$", r"\1 is no number", text)
     text = re.sub(r"(^|[.?] )([A-Z])", lambda found: found[1] + found[2].lower(), text).replace(". ", "; ")
     where = " ".join((program.name, *(error.command_chain or ()), "--help"))
     return f"{text}{'' if text.endswith('?') else ';'} '{where}' lists what there is"

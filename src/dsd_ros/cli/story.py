@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _REPLIES_KEPT = 16  # rounds of replies whose action has not come yet
 _ROS_LINE = re.compile(r"\[(WARN|ERROR|FATAL)\] \[[\d.]+\] \[[\w./]+\]: (.*)")
+_LESSER = re.compile(r"\[(DEBUG|INFO|WARN)\] ")
 _PAGE = re.compile(r"live page at (https?://\S+)")
 _MEANING = {
     "draft_node": "draft_node (the draft model, and a session with the verifier)",
@@ -44,7 +45,7 @@ class Story:
         self._lock = threading.Lock()
         self._last: dict[str, str] = {}  # each child's last line
         self._shows: Literal["errors", "warnings", "nothing"] = "errors"  # of what nodes log
-        self._replies: dict[tuple[int, int], tuple[str, list[Round]]] = {}  # text and rounds, by the picture's stamp
+        self._replies: dict[tuple[int, int], tuple[str, list[Round]]] = {}  # by the picture's stamp; "": not whole yet
         self._figures = Figures()
         self._awaited: Sequence[str] = ()
 
@@ -54,7 +55,7 @@ class Story:
         """A line that a child printed."""
         line = shown(line, keep=LINES)
         self._keep(name, line)
-        if line.strip():
+        if line.strip() and not _LESSER.match(line):
             self._last[name] = line.strip()
         grave = _ROS_LINE.match(line)
         if self._shows == "nothing":
@@ -74,7 +75,7 @@ class Story:
             self._say(f"{name} {line}", "yellow")
 
     def last_words(self, name: str) -> str:
-        """The last line that a child printed, without the preamble of ROS."""
+        """The last error that a child printed, or line of none, without the preamble of ROS."""
         line = self._last.get(name, "")
         found = _ROS_LINE.match(line)
         return found[2] if found else line
@@ -113,7 +114,7 @@ class Story:
         rounds = self._replies.get(stamp, ("", []))[1]
         if not message.done:
             rounds.append(Round.of(message.last_round))
-        self._replies[stamp] = message.text, rounds
+        self._replies[stamp] = message.text if message.done else "", rounds
         while len(self._replies) > _REPLIES_KEPT:
             self._replies.pop(next(iter(self._replies)))
 
@@ -151,8 +152,13 @@ class Story:
         if memory.question:
             self._say(shown(f"the robot asks: {memory.question}"), "bold yellow")
 
-    def end(self, report: DemoReport, bag: str) -> None:
-        """The result, plainly, and where everything is; the last that is shown."""
+    def closing(self, bag: str) -> None:
+        """The run has ended, and its bag is closed."""
+        self._shows = "nothing"
+        self._say(f"closing the bag {bag}", "dim")
+
+    def end(self, report: DemoReport, bag: str, loss: str = "") -> None:
+        """The result, plainly, and where everything is; the last that is shown. ``loss``: what the bag lacks."""
         self._shows = "nothing"
         where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
         actions, collisions = counted(len(report.steps), "action"), counted(report.collisions, "collision")
@@ -171,12 +177,14 @@ class Story:
                 f"decoding was about {report.speedup_estimate:.1f} times as fast as the target alone (an estimate: "
                 "each token from a draft saved a pass)"
             )
-        if bag:
+        if bag and not loss:
             lines.append(f"bag: {bag} (dsd inspect {bag})")
         if self.page:
             lines.append(f"live page at {self.page}")
         for line in [*lines, f"the nodes' log: {self.log}"]:
             self._say(f"  {line}")
+        if loss:
+            self._say(f"  bag: {bag}: {loss}", "bold red")
 
     def speedup(self) -> float | None:
         """About how many times as fast as the target alone (`ReplyFigures.sooner`); None where nothing tells."""

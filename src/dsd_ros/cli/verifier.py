@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 
 @arguments
 class VerifierArguments:
-    serving: VerifierSettings = part(VerifierSettings)
-    backend: BackendSettings = part(BackendSettings)
-    documents: DocumentSettings = part(DocumentSettings)
-    answers: ServiceSettings = part(ServiceSettings)
-    log: LogSettings = part(LogSettings)
     model: str = model_option("target")
     device: str = flag(default=ModelSettings.device, text="cpu, cuda or cuda:N")
     dtype: str = flag(default=ModelSettings.dtype, text="float32, bfloat16 or float16")
     prompt: str = flag(default="", text=PROMPT_HELP, metavar="NAME_OR_FILE")
+    serving: VerifierSettings = part(VerifierSettings, "Serving")
+    backend: BackendSettings = part(BackendSettings, "Engine")
+    documents: DocumentSettings = part(DocumentSettings, "Documents")
+    answers: ServiceSettings = part(ServiceSettings, "Answers")
+    log: LogSettings = part(LogSettings, "Log")
 
 
 def command(args: VerifierArguments = VerifierArguments()) -> int:

@@ -37,11 +37,12 @@ from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
 from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
-from dsd_ros.shown import masked
+from dsd_ros.shown import counted, masked
 
 _SAVE_S = 0.5
 _LOOK_S = 1.0  # between checks for new publishers
-_CLOSE_S = 0.7
+_CLOSE_S = 9.0  # `ros2 launch` kills a process 10 s after SIGINT
+_TOO_FAST = "they came faster than this machine wrote them"
 _OVERHEAD = 200  # bytes that a queued message takes beyond its payload
 _ASK_AGAIN = 5  # checks between two questions to a node that did not answer
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-python-headless", "rosbags")
@@ -49,6 +50,8 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-p
 
 class RecordNode(RunnableNode):
     """See the module. Only the writer's thread uses the bag."""
+
+    close_s = _CLOSE_S + 0.5
 
     def __init__(self, given: dict[str, Any] | None = None) -> None:
         """:param given: parameters in addition to those of the command line."""
@@ -60,6 +63,7 @@ class RecordNode(RunnableNode):
         self._pictures = PictureSelector(self._settings.camera_hz)
         self._lock = threading.Lock()
         self._waiting = self.dropped = 0
+        self.bag: BagWriter | None = None
         self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._listening: dict[str, tuple[Any, QoSProfile]] = {}
         self._camera = CameraTopic(self, self._settings.image_transport)
@@ -83,7 +87,6 @@ class RecordNode(RunnableNode):
         for name in TOPICS:
             self._subscribe(name, profile(name))
         self._timer = steady_timer(self, _LOOK_S, self._look, self._group)
-        self.get_logger().info(f"recording into {self._settings.directory}")
 
     def _adopt(self, settings: RecordNodeSettings) -> None:
         self._settings = settings
@@ -94,7 +97,8 @@ class RecordNode(RunnableNode):
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
         if self._thread.is_alive():
-            self.loss = f"The disk is too slow: {self._settings.directory} was not closed within {_CLOSE_S} s."
+            left = counted(self._queue.qsize(), "message")
+            self.loss = f"{self._settings.directory} was not closed within {_CLOSE_S:.0f} s; {left} not written yet."
         if self.loss:
             self.failure = f"The bag is not whole: {self.loss}"
 
@@ -176,7 +180,7 @@ class RecordNode(RunnableNode):
 
     def _write(self, started: queue.SimpleQueue[str]) -> None:
         try:
-            bag = BagWriter(user_path(self._settings.directory), definition)
+            bag = self.bag = BagWriter(user_path(self._settings.directory), definition)
             bag.set_metadata("versions", json.dumps(versions()))
             settings = {"camera_hz": self._settings.camera_hz, "camera": "raw as png, compressed unchanged"}
             bag.set_metadata("recording", json.dumps(settings))
@@ -213,7 +217,7 @@ class RecordNode(RunnableNode):
                 saved = time.monotonic()
                 self._report(bag)
         if self.dropped:
-            self.loss = f"{self.dropped} messages were left out of {self._settings.directory}: the disk was too slow."
+            self.loss = f"{counted(self.dropped, 'message')} left out of {self._settings.directory}: {_TOO_FAST}."
             bag.set_metadata("dropped", str(self.dropped))
         bag.close()
 
@@ -241,10 +245,10 @@ class RecordNode(RunnableNode):
             bag.write(topic, PICTURE_TYPE, qos, *chosen)
 
     def _report(self, bag: BagWriter) -> None:
-        figures = {"messages": bag.messages, "left out": self.dropped, health.HEARD: ", ".join(self._heard)}
+        figures = {"messages": sum(bag.counts.values()), "left out": self.dropped, health.HEARD: ", ".join(self._heard)}
         level, sentence = health.OK, f"recording into {self._settings.directory}"
         if self.dropped:
-            level, sentence = health.WARN, f"{self.dropped} messages left out: the disk is too slow"
+            level, sentence = health.WARN, f"{counted(self.dropped, 'message')} left out: {_TOO_FAST}"
         self._health.report(level, sentence, figures)
 
 

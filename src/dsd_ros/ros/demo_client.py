@@ -62,6 +62,7 @@ class DemoClient:
         node = self._ros.node
         self._lock = threading.Lock()
         self._stats: dict[tuple[int, int], DecodeStats] = {}
+        self._whole = set[tuple[int, int]]()  # stamps of replies that have come to their end
         self._actions: list[tuple[NavAction, list[float]]] = []  # each with the pose it began at
         self._pose: list[float] = []
         self._steps: list[dict[str, Any]] = []
@@ -70,7 +71,7 @@ class DemoClient:
         self._rejected = False
         self._heard = set[str]()  # by the recorder
         self._result: Any = None
-        self._on_step, self._on_memory = on_step, on_memory
+        self._tell_progress, self._on_step, self._on_memory = on_progress, on_step, on_memory
         self._instruction, self._heard_memory = "", False
 
         for kind, topic, profile in (
@@ -81,8 +82,7 @@ class DemoClient:
         ):
             node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
         node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
-        # Before the statistics and the action, so that of what has come it is taken first.
-        node.create_subscription(ReplyProgress, "dsd/reply_progress", on_progress, qos.STATE)
+        node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
         node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
         if recorded:
@@ -197,6 +197,13 @@ class DemoClient:
                     return
             self._path.append(self._pose)
 
+    def _on_progress(self, message: ReplyProgress) -> None:
+        self._tell_progress(message)
+        if message.done:
+            with self._lock:
+                self._whole.add((message.header.stamp.sec, message.header.stamp.nanosec))
+                self._join()
+
     def _on_stats(self, message: DecodeStats) -> None:
         with self._lock:
             stamp = message.observation_stamp
@@ -209,12 +216,17 @@ class DemoClient:
             self._join()
 
     def _join(self, force: bool = False) -> None:
-        """Match actions with statistics, which come on two topics, by their picture's stamp."""
+        """Match actions with replies and their statistics, which come on other topics, by their picture's stamp.
+
+        An action waits for both; for the end of its reply, which can be lost, only until the next action.
+        """
         while self._actions:
             action, pose = self._actions[0]
             stamp = action.observation_stamp
-            stats = self._stats.get((stamp.sec, stamp.nanosec))
-            if stats is None and action.verified and not force:  # only verified replies have statistics
+            key = stamp.sec, stamp.nanosec
+            stats = self._stats.get(key)
+            awaits = stats is None or (key not in self._whole and len(self._actions) == 1)
+            if awaits and action.verified and not force:  # only verified replies have statistics
                 return
             self._actions.pop(0)
             self._add_step(action, pose, stats if stats is not None else DecodeStats())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run one node as a process: executor, signals, logging, priority, and a clean shutdown within a second.
 
-Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or hung at shutdown in native code that held the
-interpreter (its traceback is printed); 2 when it could not start (parameters, models). A failure is one sentence.
+Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or did not close in time (its traceback is printed where
+native code holds the interpreter); 2 when it could not start (parameters, models). A failure is one sentence.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ EXIT_OK = 0
 EXIT_GAVE_UP = 1
 
 NOT_CLOSED = "it could not close"  # printed where the process ends before it has given back what it holds
-_END_LIMIT_S = 0.9  # a hanging callback must not delay the exit beyond this
 _HELD_S = 0.4  # extra time before a hang in native code is reported
 
 
@@ -88,6 +87,7 @@ class RunnableNode(TopicNode):
 
     failure: str | None = None  # set to a sentence to end the process; close() may still set it
     exit_code = EXIT_GAVE_UP  # after a failure
+    close_s = 0.9  # within which `close` ends; a hanging callback must not delay the exit beyond it
     guests: Sequence[Node] = ()  # other nodes of this process
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def run_node(
         except RCLError as error:  # e.g. a lifecycle transition that the node's state does not allow
             node.get_logger().error(f"refused by ROS: {error}", throttle_duration_sec=1.0)
     code = _reported(node)
-    cancel = _force_end_later(code)
+    cancel = _force_end_later(node.close_s)
     _close(node, executor)
     code = code or _reported(node)  # what only closing brought to light
     executor.shutdown(timeout_sec=0.1)
@@ -210,18 +210,18 @@ def _leave(node: RunnableNode | None, code: int) -> int:
     return code
 
 
-def _force_end_later(code: int) -> Callable[[], None]:
-    """End the process after _END_LIMIT_S whatever hangs; print a traceback if native code holds the interpreter.
+def _force_end_later(limit: float) -> Callable[[], None]:
+    """Let the process fail after ``limit`` s whatever hangs; print a traceback if native code holds the interpreter.
 
     Returns a function that cancels this.
     """
 
     def force() -> None:
-        print(f"{_program()}: {NOT_CLOSED} within {_END_LIMIT_S} s; ended as it is", file=sys.stderr, flush=True)
-        os._exit(code)
+        print(f"{_program()}: {NOT_CLOSED} within {limit} s; ended as it is", file=sys.stderr, flush=True)
+        os._exit(EXIT_GAVE_UP)
 
-    faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__ or 2)
-    timer = threading.Timer(_END_LIMIT_S, force)
+    faulthandler.dump_traceback_later(limit + _HELD_S, exit=True, file=sys.__stderr__ or 2)
+    timer = threading.Timer(limit, force)
     timer.daemon = True
     timer.start()
 

@@ -363,7 +363,7 @@ class RecordNodeSettings(CameraSettings):
     directory: str = option("", "folder to create for the bag; it must not exist")
     camera_hz: float = option(0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1e3)
     topics: str = option("", "further topics of any type, separated by commas")
-    queue_mb: int = option(64, "room for messages waiting for the disk, MB; others are dropped and counted", 1, 4096)
+    queue_mb: int = option(64, "room for messages waiting to be written, MB; others are dropped and counted", 1, 4096)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,8 @@ def read_token(path: str | Path) -> str:
     try:
         token = secret_path(path).read_text(encoding="utf-8-sig").strip()
     except OSError as error:
-        raise ValueError(f"the token file {path} cannot be read: {error.strerror}") from error
+        make = f"; write one: openssl rand -hex 32 > {path}" if isinstance(error, FileNotFoundError) else ""
+        raise ValueError(f"the token file {path} cannot be read: {error.strerror}{make}") from error
     except UnicodeDecodeError:
         token = ""
     try:

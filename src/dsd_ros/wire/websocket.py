@@ -153,6 +153,8 @@ class WebsocketChannel:
             # TimeoutError and most TLS errors are OSErrors. ConnectionClosed: a verifier that goes away during the
             # handshake. ValueError: a resolver or a redirect that Python cannot read; a file of ours.
             reason = str(error) or type(error).__name__
+            if isinstance(error, socket.gaierror):
+                reason = "no such host is known; check its name, or the name server"
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         return connection
 

@@ -122,6 +122,26 @@ def test_a_second_robot_is_named_and_can_be_chosen(tmp_path, capsys):
         open_bag(tmp_path / "two.mcap", "go2_3")
 
 
+@pytest.mark.parametrize("jump", [-60, -5, 56 * 365 * 86400])
+def test_a_recorders_clock_that_is_set_is_a_note_and_changes_no_time(tmp_path, jump, capsys):
+    bag = make_bag(tmp_path / "bag")
+    records = list(bag.messages())
+    writer = BagWriter(tmp_path / "set", definition)
+    for place, one in enumerate(records):
+        late = place >= len(records) - 4  # in the last reply
+        writer.write(one.topic, one.kind, (), one.at + late * jump * SECOND, one.data)
+    writer.close()
+    expected, run = read_run(bag), read_run(open_bag(tmp_path / "set"))
+    assert [one.data for one in run.bag.messages()] == [one.data for one in records]
+    for step, other in zip(run.steps, expected.steps, strict=True):
+        assert (step.text, step.instruction, step.executed) == (other.text, other.instruction, other.executed)
+        assert step.at - run.began == pytest.approx(other.at - expected.began, abs=0.2 * SECOND)
+    assert 0 < run.seconds <= expected.seconds and run.bag.whole
+    assert main(["inspect", str(tmp_path / "set")]) == 0
+    way = "back" if jump < 0 else "ahead"
+    assert f"note: The recorder's clock jumped {way} by " in capsys.readouterr().out
+
+
 def test_evil_metadata_runs_nothing_and_the_messages_are_read(tmp_path):
     sent = text_bag(tmp_path / "bag", 10)
     for content in ("[" * 100_000, f"!!python/object/apply:os.mkdir ['{tmp_path / 'made'}']\n"):

@@ -238,7 +238,9 @@ def sample_feed(mode: str = "stream") -> web.PageFeed:
         figures.add_reply(ReplyFigures(mode, "dds", 38, 8, seconds=0.2 + 0.1 * number, **more))
         feed.add("reply", reply_event(sample_reply() if mode == "fsd" else sample_stream(), number), at=at)
         feed.add("stats", stats_event(figures), at=at)
-        step = ShownStep(number, f"forward {25 * number} cm", 0.25 * number, 0.0, True, (0.4 * number, 0.0, 0.1))
+        step = ShownStep(
+            number, f"forward {25 * number} cm", 0.25 * number, 0.0, True, (0.4 * number, 0.0, 0.1), took=3.0
+        )
         feed.add("step", step_event(step), at=at)
         feed.add(
             "log", {"level": "warn" if number == 2 else "", "name": "draft_node", "text": f"reply {number} <b>"}, at=at
@@ -331,6 +333,46 @@ def test_a_browser_goes_back_in_time_and_returns(shared_browser):
         page.until("document.getElementById('tilt').textContent === 'In 3D'")
         page.value("document.getElementById('play').click()")
         page.until("shownAt > 0.2 && shownAt < 9")
+        page.open("about:blank", 1280, 800)
+
+
+@needs_browser
+def test_before_the_first_reply_the_page_shows_none(shared_browser):
+    page, feed = shared_browser, sample_feed()
+    with heard(feed), served(feed) as server:
+        page.open(server.page(), 1280, 800)
+        page.until("document.querySelectorAll('#figures tr').length > 2 && document.querySelector('#lanes i')")
+        page.value("goTo(0)")
+        page.until("document.getElementById('tokens').textContent === 'No reply yet.'")
+        left = "document.querySelectorAll('#figures tr, #lanes *, #log time, #tokens span, #steps .now').length"
+        assert page.value(left) == 0 and page.value("document.getElementById('legend').hidden")
+        assert page.value("document.getElementById('action').textContent") == ""
+        page.open("about:blank", 1280, 800)
+
+
+@needs_browser
+def test_start_up_and_a_clean_end_are_no_faults_and_time_counts_from_the_goal(shared_browser):
+    page, feed, lost = shared_browser, web.PageFeed(16), {"on": True, "causes": ["LINK_LOST"], "sentences": ["Lost."]}
+    facts = "document.getElementById('facts').innerText"
+    with heard(feed), served(feed) as server:
+        page.open(server.page(), 1280, 800)
+        feed.add("end", {"outcome": "", "sentence": "", "good": False}, at=0.5)
+        for at, held in ((1.0, HELD), (9.0, lost)):
+            feed.add("hold", held, at=at)
+        page.until("document.getElementById('alarm').textContent === 'Starting: Lost.'")
+        assert page.value(facts) == "starting"
+        feed.add("hold", FREE, at=28.0)
+        feed.add("step", step_event(ShownStep(1, "stop", 0.0, 0.0, True, (0.0, 0.0, 0.0), took=2.0)), at=30.0)
+        feed.add("hold", HELD, at=31.0)
+        feed.add("end", ARRIVED, at=40.0)
+        feed.add("hold", lost, at=41.0)
+        feed.add("link", {"ok": False, "text": "closed: code 1001", "gone": False}, at=41.0)
+        page.until(f"{facts}.includes('run ended after 12.0 s')")
+        assert "session closed" in page.value(facts) and "LINK LOST" not in page.value(facts)
+        steps = page.value("[...document.querySelectorAll('#steps button')].map(e => [...e.children].slice(0, 2)"
+                           ".map(c => c.textContent).join(' '))")  # fmt: skip
+        assert steps == ["-27.0 s starting, 27.0 s", "2.0 s 1. stop", "3.0 s held for 9.0 s", "12.0 s ARRIVED"]
+        page.until("document.querySelector('#run').innerText.includes('once')")
         page.open("about:blank", 1280, 800)
 
 

@@ -85,10 +85,10 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
             if not documents:
                 raise DocumentError(f"{path} holds no {' or '.join(SUFFIXES)} file; name another")
             found += documents
-        elif path.suffix.lower() not in SUFFIXES:
-            raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text or PDF")
         elif not path.is_file():
             raise DocumentError(f"there is no file {path}; check its name")
+        elif path.suffix.lower() not in SUFFIXES:
+            raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text or PDF")
         else:
             found.append(path)
     return list(dict.fromkeys(found))

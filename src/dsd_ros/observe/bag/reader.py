@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open bags with `rosbags`; what a killed recorder left with `mcap`. Needs no ROS: a bag holds its message types."""
+"""Open bags with `rosbags`; MCAP files, whole or not, are read with `mcap`, in the order in which they were written.
+
+Needs no ROS: a bag holds its message types.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,9 @@ from dsd_ros.paths import user_path
 
 SUFFIXES = (".mcap", ".db3")
 _FORMATS = {"ros2msg": MessageDefinitionFormat.MSG, "ros2idl": MessageDefinitionFormat.IDL}
+_PICTURES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
+# From one message to the next, in the order of writing; beyond, the clock was set: a robot is not silent for that long.
+_BACK_NS, _AHEAD_NS = 1_000_000_000, 600_000_000_000
 # Topics that a robot has, the surest first.
 _MARKS = [re.compile(rf"(.*)/{name}") for name in ("dsd/reply_progress", "dsd/observation", "dsd/decode_stats", "odom")]
 
@@ -32,7 +38,7 @@ class BagError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """A message: ``at`` is its receive time (ns), ``data`` its CDR."""
+    """A message: ``at`` is its receive time (ns; see `Bag.messages`), ``data`` its CDR."""
 
     topic: str
     kind: str
@@ -52,7 +58,7 @@ class Bag:
     namespace: str = ""  # of the robot's topics, with a leading slash; "" for none
     notes: list[str] = field(default_factory=list)
     whole: bool = True  # nothing of the recording is missing or damaged
-    damaged_files: list[Path] = field(default_factory=list)  # read one by one, each from its beginning
+    files: list[Path] = field(default_factory=list)  # read one by one, each from its beginning; empty: by their index
     _store: Any = None
 
     def note(self, sentence: str) -> None:
@@ -70,13 +76,33 @@ class Bag:
         return name if name.startswith("/") else f"{self.namespace}/{name}"
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
-        """Messages of these topics (None: all), in order of time; of a damaged bag in the order of writing."""
-        for path in self.damaged_files or [self.path]:
+        """Messages of these topics (None: all), in the order of writing; of SQLite in order of time.
+
+        ``at`` goes on steadily where the recorder's clock was set, which is a note.
+        """
+        shift, first, last = 0, None, 0
+        for record in self._recorded():
+            at = record.at + shift
+            if first is None:
+                first = last = at
+            if record.kind in _PICTURES:  # may be written long after they came, once a reply names them
+                at = at if first <= at <= last + _AHEAD_NS else last
+            elif -_BACK_NS <= at - last <= _AHEAD_NS:
+                last = at
+            else:
+                jump = f"{'back' if at < last else 'ahead'} by {abs(at - last) * 1e-9:.1f} s"
+                self.note(
+                    f"The recorder's clock jumped {jump} after {(last - first) * 1e-9:.1f} s; times leave that out."
+                )
+                shift, at = shift + last - at, last
+            if topics is None or record.topic in topics:
+                yield replace(record, at=at)
+
+    def _recorded(self) -> Iterator[Record]:
+        """Every message as it was recorded."""
+        for path in self.files or [self.path]:
             try:
-                if path.suffix == ".mcap" and self.damaged_files:
-                    yield from self._stream(path, topics)
-                else:
-                    yield from self._indexed(path, topics)
+                yield from self._stream(path) if path.suffix == ".mcap" and self.files else self._indexed(path)
             except Exception as error:  # the libraries raise anything
                 self.damage(f"{path} cannot be read to its end ({first_sentence(error)}).")
 
@@ -94,15 +120,14 @@ class Bag:
         except Exception as error:
             raise BagError(f"A message on {record.topic} does not match its type: {first_sentence(error)}.") from None
 
-    def _indexed(self, path: Path, topics: Collection[str] | None) -> Iterator[Record]:
+    def _indexed(self, path: Path) -> Iterator[Record]:
         with Reader(path) as reader:
-            wanted = [one for one in reader.connections if topics is None or one.topic in topics]
-            self.definitions |= {one.msgtype: one.msgdef for one in wanted if one.msgdef.data}
-            for connection, at, data in reader.messages(wanted) if wanted else ():
+            self.definitions |= {one.msgtype: one.msgdef for one in reader.connections if one.msgdef.data}
+            for connection, at, data in reader.messages():
                 yield Record(connection.topic, connection.msgtype, at, data)
 
-    def _stream(self, path: Path, topics: Collection[str] | None) -> Iterator[Record]:
-        """The messages of a file without an index: a killed recorder leaves none."""
+    def _stream(self, path: Path) -> Iterator[Record]:
+        """The messages of a file, without its index: a killed recorder leaves none, and it orders by time."""
         schemas: dict[int, Schema] = {}
         channels: dict[int, Channel] = {}
         with path.open("rb") as file:
@@ -115,8 +140,7 @@ class Bag:
                     channels[record.id] = record
                 elif isinstance(record, Message) and record.channel_id in channels:
                     channel = channels[record.channel_id]
-                    if topics is None or channel.topic in topics:
-                        yield Record(channel.topic, schemas[channel.schema_id].name, record.log_time, record.data)
+                    yield Record(channel.topic, schemas[channel.schema_id].name, record.log_time, record.data)
 
     def _learn(self, kind: str) -> None:
         about = self.definitions.get(kind) or self._installed(kind)
@@ -166,11 +190,14 @@ def open_bag(path: Path | str, namespace: str | None = None) -> Bag:
                     bag.counts[connection.topic] = bag.counts.get(connection.topic, 0) + connection.msgcount
             metadata: Any = reader.storage
             bag.custom |= metadata.metadata.custom or {}
+            if metadata.metadata.compression_mode not in ("file", "message"):
+                bag.files = [Path(one.path) for one in getattr(metadata, "storages", [metadata])]
+                bag.files = bag.files if all(one.suffix == ".mcap" for one in bag.files) else []
     except Exception as error:  # the libraries raise anything
         unfinished = path.is_dir() and not (path / "metadata.yaml").exists()
         reason = "there is no metadata.yaml" if unfinished else first_sentence(error)
         bag.damage(f"{path} was not closed, or is damaged ({reason}); what can be read of its files is.")
-        bag.damaged_files = files
+        bag.files = files
         for record in bag.messages():
             bag.kinds[record.topic] = record.kind
             bag.counts[record.topic] = bag.counts.get(record.topic, 0) + 1

@@ -215,12 +215,13 @@ def _recorded(run: Run, node: str, kind: type[_Settings], prefix: str, other: di
 
 def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
     """The previous steps of the same run, oldest first, as the navigation node sends them to the draft node."""
-    mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
-    number = int(mine[0].step) if mine else 1 << 32  # of the action, counted within a run
+    stamps = [stamp_of(action.observation_stamp) for action in run.actions]
+    # Stamps name pictures; their order is that of the robot's clock, which may have been set.
+    mine = stamps.index(step.stamp) if step.stamp in stamps else sum(stamp < step.stamp for stamp in stamps)
+    number = int(run.actions[mine].step) if step.stamp in stamps else 1 << 32  # of the action, counted within a run
     before: list[tuple[int, str]] = []
-    for action in reversed(run.actions):
-        stamp = stamp_of(action.observation_stamp)
-        if stamp >= step.stamp or action.retracing:
+    for stamp, action in reversed(list(zip(stamps[:mine], run.actions, strict=False))):
+        if action.retracing:
             continue
         if int(action.step) >= number or len(before) == _HISTORY:
             break  # belongs to the previous run

@@ -239,7 +239,7 @@ class _Reading:
         self._run.markers = list(message.markers)
 
     def _odometry(self, message: Any, record: Record) -> None:
-        if 0 <= record.at - self._last_pose < _PATH_S * 1e9:  # negative: the recorder's clock was set back
+        if record.at - self._last_pose < _PATH_S * 1e9:
             return
         self._last_pose = record.at
         place, q = message.pose.pose.position, message.pose.pose.orientation

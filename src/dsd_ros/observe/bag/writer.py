@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class BagWriter:
         :param define: gives the definition of a message type, as rosbag2 stores it, and its hash.
         :raises RecordError: when it exists or cannot be created.
         """
-        self.folder, self.messages, self.closed = folder, 0, False
+        self.folder, self.closed = folder, False
+        self.counts: Counter[str] = Counter()  # messages written, by topic
         self._define = define
         self._connections: dict[tuple[str, str], Connection] = {}
         try:
@@ -44,7 +46,9 @@ class BagWriter:
         except WriterError:
             raise RecordError(f"{folder} exists already; name a new folder, bags are never overwritten.") from None
         except OSError as error:
-            raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
+            raise RecordError(
+                f"The bag {folder} cannot be created ({error.strerror}); choose a folder that can be written."
+            ) from None
         self._storage: Any = self._writer.storage
 
     def set_metadata(self, key: str, text: str) -> None:
@@ -64,7 +68,7 @@ class BagWriter:
         with self._ends_on_error():
             connection = self._connections.get((topic, kind)) or self._connect(topic, kind, qos)
             self._writer.write(connection, timestamp, data)
-            self.messages += 1
+            self.counts[topic] += 1
 
     def save(self) -> None:
         """Force all messages to the disk, so that a kill loses none of them. Raises RecordError like :meth:`write`."""

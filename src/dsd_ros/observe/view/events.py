@@ -67,7 +67,7 @@ def step_event(step: ShownStep) -> dict[str, Any]:
     poses = motion_of(step.pose, step.ahead, step.turn)
     return {
         "n": step.number, "phrase": step.phrase, "verified": step.verified, "retracing": step.retracing,
-        "reasoning": step.reasoning,
+        "reasoning": step.reasoning, "took": round(step.took, 3),
         "path": [_round((x + reach * math.cos(yaw), y + reach * math.sin(yaw))) for x, y, yaw in poses],
     }  # fmt: skip
 

@@ -93,6 +93,7 @@ class ShownStep:
     pose: Pose
     reasoning: str = ""
     retracing: bool = False
+    took: float = 0.0  # s since the action before, or the goal
 
     @classmethod
     def of(cls, message: Any, pose: Pose) -> ShownStep:
@@ -102,7 +103,8 @@ class ShownStep:
             action = action_of(message, ANY)
             phrase, ahead, turn = format_action(action), action.metres, action.radians
         return cls(
-            message.step, phrase, ahead, turn, message.verified, pose, message.reasoning, message.retracing
+            message.step, phrase, ahead, turn, message.verified, pose, message.reasoning, message.retracing,
+            seconds_of(message.step_time),
         )  # fmt: skip
 
 

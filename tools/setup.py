@@ -8,6 +8,7 @@ that names what it was made from, so a second call does only what has changed, a
 A step that was interrupted has no stamp and is done again. Runs under any Python from 3.8 on.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -400,6 +401,8 @@ def install_messages_into_environment(source, build, manifest):
     if manifest.is_file():  # a message that was renamed must not linger
         for line in manifest.read_text().splitlines():
             Path(line).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty yet
+                Path(line).parent.rmdir()  # pip stumbles over an empty *.egg-info of an earlier version
     run([cmake, "--install", build], "installing the messages", env, quiet=True)
     shutil.copy(build / "install_manifest.txt", manifest)
 

@@ -38,6 +38,8 @@ def test_a_verifier_at_work_serves_who_has_its_token_and_ends_when_asked(models,
     token, wrong, port = tmp_path / "token", tmp_path / "wrong", free_port()
     token.write_text(SECRET)
     wrong.write_text("an0ther-one")
+    for secret in (token, wrong):
+        secret.chmod(0o600)
     command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", str(models / "target")]
     command += ["--token-file", str(token), "--metrics-port", str(port), "--log-format", "json", "--log-level", "debug"]
     asked = ["decode", "--image", picture, "--instruction", INSTRUCTION, "--max-tokens", "24"]

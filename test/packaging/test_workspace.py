@@ -207,7 +207,7 @@ def test_the_changelog_is_one_that_bloom_reads() -> None:
     versions = [version for version, _, _ in changelog.foreach_version()]
     assert dsd_ros.__version__ in versions
     assert changelog.get_content_of_version(versions[0])
-    assert changelog.rst.count("\nForthcoming\n-----------\n") == 1
+    assert changelog.rst.count("\nForthcoming\n-----------\n") <= 1
 
 
 def test_tests_run_beside_the_pytest_plugins_of_a_sourced_ros(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import ssl
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from gateway import Gateway, response
+from websockets.exceptions import ConnectionClosed
 
 from dsd_ros.edge.client import LinkSettings, VerifierClient
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused
@@ -161,7 +163,13 @@ def test_a_link_that_worked_waits_for_a_certificate_that_is_trusted_again(tmp_pa
     trusted = tmp_path / "ca.pem"
     trusted.write_text(first.read_text())
     message = SessionClose(1)
-    with serve(lambda link: link.send(encode(message)), "127.0.0.1", 0, ssl=context) as server:
+
+    def greet(link) -> None:
+        link.send(encode(message))
+        with suppress(ConnectionClosed):
+            link.recv()  # until the robot goes
+
+    with serve(greet, "127.0.0.1", 0, ssl=context) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         with WebsocketChannel(f"wss://127.0.0.1:{server.socket.getsockname()[1]}", ca_file=trusted) as channel:

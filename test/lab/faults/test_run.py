@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -14,9 +13,6 @@ from pathlib import Path
 import pytest
 
 from dsd_lab.faults.run import _left_over
-
-# The bench allows half a second; this is for a machine with far too much to do, on which nothing has priority.
-LATEST_S = 1.5
 
 
 @pytest.mark.slow
@@ -28,16 +24,15 @@ def test_a_few_faults_leave_the_robot_safe_and_exact(ros_domain, tmp_path, trans
         [sys.executable, "-m", "dsd_lab.cli", *command],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(path.read_text())
-    late = [re.search(r"until (\d+\.\d+) s after the cause$", problem) for problem in report["problems"]]
-    assert all(found and float(found[1]) < LATEST_S for found in late), report["problems"]
+    assert report["problems"] == []
     assert [trial["number"] for trial in report["trials"]] == [1, 2, 3, 4]
     assert all(trial["recovered_s"] is not None for trial in report["trials"])
     [part] = report["transports"]
     assert part["equal_to_target"] + part["pictures_not_seen"] == part["actions"] > 0
     assert part["equal_to_target"] > 0
-    assert "4/4" in done.stderr and f"{len(late)} problems" in done.stdout
+    assert "4/4" in done.stderr and "0 problems" in done.stdout
 
 
 def test_a_process_that_is_left_over_is_found():

@@ -226,14 +226,17 @@ def read_tokenizer(path: Path) -> str:
 
     Qwen2-VL-2B-Instruct has its ``<|image_pad|>`` there alone. Raises OSError, or whatever unusable content leads to.
     """
-    value = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    value = json.loads(text)
     config = path.with_name("tokenizer_config.json")
     late: Any = read_json(config).get("added_tokens_decoder") if config.is_file() else None
     added = value.setdefault("added_tokens", [])
     known = {token["content"] for token in added}
-    for id_, token in sorted((late or {}).items(), key=lambda one: int(one[0])):
-        if token["content"] not in known:
-            added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": int(id_)})
+    missing = [(int(id_), token) for id_, token in (late or {}).items() if token["content"] not in known]
+    if not missing and value.get("padding") is None and value.get("truncation") is None:
+        return text  # as nearly always; writing 150 000 tokens anew would take as much memory as some weights
+    for id_, token in sorted(missing, key=lambda one: one[0]):
+        added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": id_})
     return json.dumps({**value, "padding": None, "truncation": None})
 
 

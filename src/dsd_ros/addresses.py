@@ -46,7 +46,7 @@ def _wrong_address(text: str) -> str:
     try:
         parts, port = urlsplit(text), urlsplit(text).port
     except ValueError:
-        return "its host or its port is none"
+        return "its host or its port cannot be read"
     if parts.scheme not in ("ws", "wss") or not parts.netloc:
         return "it does not begin with ws:// or wss:// and a host"
     if port == 0 or re.search(r":$|\][^:]", parts.netloc):
@@ -54,7 +54,7 @@ def _wrong_address(text: str) -> str:
     if "?" in text or "#" in text or parts.path in _PAGES or not _PATH.fullmatch(parts.path):
         return "what follows the host does not lead to a verifier"
     if not _is_host(parts.hostname or ""):
-        return "its host is none; an IPv6 address stands in brackets, as in ws://[::1]:8765"
+        return "it names no valid host; an IPv6 address stands in brackets, as in ws://[::1]:8765"
     return ""
 
 

@@ -125,7 +125,7 @@ class Session:
 
     @property
     def replaceable(self) -> bool:
-        """Whether it gives way to another where there is no room: nobody shows to use it."""
+        """Whether a new session may take its place when there is no room, since no robot is known to use it."""
         return self.peer is None or not self.used
 
     @property

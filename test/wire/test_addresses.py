@@ -14,17 +14,18 @@ GOOD = (
 )  # fmt: skip
 BAD = {
     "": "does not begin", "h:8765": "does not begin", "//h:1": "does not begin", "https://h:1": "does not begin",
-    "ws://": "and a host", "ws://:8765": "names no valid host", "ws:/h:1": "does not begin", "wss:///path": "and a host",
+    "ws://": "and a host", "ws://:8765": "no valid host", "ws:/h:1": "does not begin", "wss:///path": "and a host",
     " ": "blank", "ws://h: 8765": "blank", "ws://h:1\n": "blank", "ws://h\x1b[31m:1": "control character",
     "ws://\u202eh:1": "control character", "ws://h\0:1": "control character",
-    "ws://h:87x65": "its port cannot be read", "ws://h:65536": "its port cannot be read", "ws://h:\u0661": "its port cannot be read",
+    "ws://h:87x65": "port cannot", "ws://h:65536": "port cannot", "ws://h:\u0661": "port cannot",
     "ws://h:0": "1 to 65535", "ws://h:": "1 to 65535", "ws://[::1]8765": "1 to 65535",
-    "ws://h:8765:8765": "its port cannot be read", "ws://::1:8765": "cannot be read", "ws://[::1": "cannot be read", "ws://[1.2.3.4]:1": "cannot be read",
-    "ws://a..b:1": "names no valid host", "ws://-a:1": "names no valid host", "ws://*:1": "names no valid host",
-    "ws://" + "a" * 64: "names no valid host", "ws://" + ".".join(["a" * 60] * 5): "names no valid host",
-    "ws://256.1.1.1:1": "names no valid host", "ws://1.2.3:1": "names no valid host", "ws://http://h:1": "1 to 65535",
+    "ws://h:8765:8765": "port cannot", "ws://::1:8765": "port cannot", "ws://[::1": "port cannot",
+    "ws://[1.2.3.4]:1": "port cannot",
+    "ws://a..b:1": "no valid host", "ws://-a:1": "no valid host", "ws://*:1": "no valid host",
+    "ws://" + "a" * 64: "no valid host", "ws://" + ".".join(["a" * 60] * 5): "no valid host",
+    "ws://256.1.1.1:1": "no valid host", "ws://1.2.3:1": "no valid host", "ws://http://h:1": "1 to 65535",
     "ws://h/?x=1": "does not lead", "ws://h/#x": "does not lead", "ws://h:1/healthz": "does not lead",
-    "ws://u:hunter2@h:1": "token file", "u:hunter2@h:1": "token file", "ws://u:a?hunter2@h:1": "cannot be read",
+    "ws://u:hunter2@h:1": "token file", "u:hunter2@h:1": "token file", "ws://u:a?hunter2@h:1": "port cannot",
     "ws://h/?token=hunter2": "does not lead", "ws://u:hunter2@ h": "token file", "ws://h/hunter2@": "token file",
 }  # fmt: skip
 

@@ -111,8 +111,9 @@ import sys
 import torch
 from dsd_lab.bench.gpu import memory
 from dsd_ros.vlm.loading import ModelSettings, load_model
-load_model(ModelSettings(sys.argv[1], dtype="bfloat16"))  # what is imported, and the tokenizer's memory
-gc.collect()
+for _ in range(3):  # what is imported, and the heap that a tokenizer takes: it grows until the second
+    load_model(ModelSettings(sys.argv[1], dtype="bfloat16"))
+    gc.collect()
 before = memory("VmHWM")
 model = load_model(ModelSettings(sys.argv[2], dtype="bfloat16"))
 for weights in model.hf.parameters():

@@ -33,7 +33,7 @@ def block(page: str, start: str) -> str:
 
 
 README = block("README.md", "# Ubuntu 24.04")
-INSTALL = block("docs/install.md", "# as root, in the container")
+INSTALL = block("docs/install.md", "# as root, on JetPack 7.2")
 ROBOT_UNIT = block("docs/install.md", "sudo useradd")
 CLOUD = block("docs/install.md", "sudo install -d /opt/dsd")
 

@@ -121,6 +121,12 @@ def test_what_is_no_model_directory_is_named_with_the_remedy(own_directory, monk
         ("config.json", None, "has no config.json"),
         ("config.json", "{", "cannot be read as a model configuration"),
         ("config.json", '{"model_type": "gpt2"}', "of type 'gpt2'; use one of qwen2_vl"),
+        (
+            "config.json",
+            '{"model_type": "qwen3_5", "text_config": {"layer_types": ["linear_attention", "full_attention"]}}',
+            r"\(qwen3_5\) has layers with a running state, .*; use a model whose layers all have attention",
+        ),
+        ("config.json", '{"model_type": "qwen3_next", "full_attention_interval": 4}', "cannot take a rejected"),
         ("tokenizer.json", None, "is missing; copy it"),
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
         ("preprocessor_config.json", None, "is missing; copy it"),

@@ -201,6 +201,12 @@ def _model_type(directory: Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} cannot be read as a model configuration: {error}") from error
     if kind not in _CLASSES:
+        text = json.dumps(config.get("text_config", config))
+        if re.search(r'"(linear_attention|full_attention_interval|conv|mamba\w*)"', text):
+            raise ModelError(
+                f"{directory} ({kind}) has layers with a running state, which cannot take a rejected draft token back; "
+                "use a model whose layers all have attention, such as Qwen3-VL"
+            )
         raise ModelError(
             f"{directory} holds a model of type {kind!r}; use one of {', '.join(_CLASSES)}, "
             "the last three for text alone"

@@ -12,6 +12,7 @@ from dsd_ros.navigation.run.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
 STARTING = "starting"  # what a node reports before it is ready
+WAITING = "waiting for the verifier"  # what the draft node reports while an answer is overdue
 
 
 class Source(IntEnum):

@@ -92,13 +92,7 @@ def measure_real(
                 seconds, tokens = generate(alone, scene, longest, stock)
                 generated.append(seconds)
                 same &= tokens == measured[0].replies[-1].tokens
-    setting = {
-        "images": len(measured[0].replies),
-        "seed": seed,
-        "transport": transport,
-        "cores": cores,
-        "time_scale": 1.0,
-    }
+    setting = {"images": done // len(variants), "seed": seed, "transport": transport, "cores": cores, "time_scale": 1.0}
     report = make_report(measured, profile, {"draft": robot, "target": alone}, setting, sweeps)
     report["generate"] = ratio(generated[_settled(generated) :]) | {"same_tokens": same} if generated else None
     for row, one in zip(report["rows"], measured, strict=True):

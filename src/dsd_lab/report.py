@@ -9,9 +9,6 @@ import functools
 import hashlib
 import importlib.metadata
 import math
-import os
-import platform
-import re
 import shlex
 import statistics
 import subprocess
@@ -19,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from dsd_ros.shown import machine
 
 Row = dict[str, Any]
 SOURCE = Path(__file__).resolve().parents[1]
@@ -91,18 +90,6 @@ def code_digest(code: Sequence[str]) -> str:
     paths = sorted({path for pattern in patterns for path in SOURCE.glob(pattern)})
     lines = [f"{path.relative_to(SOURCE)} {_source_digest(path)}" for path in paths]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def machine() -> str:
-    """This machine in words, nameless: processor, cores, memory, system."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
-        name = found.group(1) if found else name
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    system = f"{platform.system()} {platform.release().split('-')[0]}"
-    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}"
 
 
 def share(values: Sequence[bool]) -> dict[str, Any]:

@@ -45,18 +45,24 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
 
 
-class OnceAMinute:
-    """Limits how often something that stays wrong is logged."""
+class LogLimit:
+    """Limits how often something that stays wrong is logged: once in ``every_s`` seconds.
 
-    def __init__(self) -> None:
-        self._next = -math.inf
+    ``left_out``: how often it was not due since it was logged before.
+    """
+
+    def __init__(self, every_s: float = 60.0) -> None:
+        self._every_s, self._next = every_s, -math.inf
+        self._since = self.left_out = 0
 
     def due(self, now: bool = False) -> bool:
-        """Whether to log it: a minute after the last time, or ``now``."""
+        """Whether to log it: ``every_s`` after the last time, or ``now``."""
         time_s = time.monotonic()
         if not now and time_s < self._next:
+            self._since += 1
             return False
-        self._next = time_s + 60.0
+        self._next = time_s + self._every_s
+        self.left_out, self._since = self._since, 0
         return True
 
 

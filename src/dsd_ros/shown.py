@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it; counts and durations."""
+"""Text from peers, files and other nodes as a terminal, a log or a bag may hold it; counts, durations, the machine."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import platform
 import re
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 
 LINES = "\n\t"  # what text of several lines keeps
 _SECONDS = {
@@ -55,3 +58,15 @@ def masked(text: str) -> str:
 
 def _harmless(char: str) -> bool:
     return char.isprintable() or unicodedata.category(char) == "Zs"
+
+
+def machine() -> str:
+    """The machine in words, nameless: processor, cores, memory, system."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
+        name = found.group(1) if found else name
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()} {platform.release().split('-')[0]}"
+    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}"

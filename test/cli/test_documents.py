@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hashed_words import HashedWords
@@ -43,6 +45,20 @@ def test_documents_are_added_found_and_removed(capsys, notes):
     assert "The Viola chair is red.\n" in out and f"{notes / 'chairs.md'} (Chairs)" in out
     code, out, _ = dsd(capsys, "documents", "remove", str(notes / "lift.txt"), "other.md")
     assert code == shared.EXIT_GOAL_MISSED and "not there: other.md" in out
+
+
+def test_no_model_is_loaded_to_list_and_to_remove(capsys, notes, monkeypatch):
+    monkeypatch.setattr(embedding, "SentenceEncoder", None)
+    assert dsd(capsys, "documents", "list")[:2] == (0, "0 documents, 0 chunks\n")
+    monkeypatch.setattr(embedding, "SentenceEncoder", HashedWords)
+    assert dsd(capsys, "documents", "add", str(notes))[0] == 0  # into the store that was listed before
+    monkeypatch.setattr(embedding, "SentenceEncoder", None)
+    assert dsd(capsys, "documents", "list")[1].endswith("2 documents, 2 chunks\n")
+    assert dsd(capsys, "documents", "remove", str(notes / "lift.txt"))[:2] == (0, f"removed {notes / 'lift.txt'}\n")
+    script = (
+        "import sys; from dsd_ros.cli.main import main; main(['documents', 'list']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 
 
 def test_the_answers_as_json(capsys, notes, tmp_path):

@@ -137,6 +137,20 @@ def test_each_robot_has_its_token_its_limits_and_its_name(engine, file, caplog):
     assert not any(token in line["message"] for line in lines for token in ("old-02", "new-02", "newer"))
 
 
+def test_strangers_do_not_fill_the_log(engine, file, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "dsd_ros")
+    monkeypatch.setattr("dsd_ros.cloud.server._LOG_S", 0.5)
+    lines = lambda: [r.getMessage() for r in caplog.records if "is refused: wrong" in r.getMessage()]  # noqa: E731
+    with VerifierServer(engine, VerifierSettings(port=0, tokens_file=str(file))) as server:
+        tries, began = 0, time.monotonic()
+        while len(lines()) < 2:
+            tries += 1
+            with robot(server.url, "newer") as other, pytest.raises(LinkRefused, match="refused the token"):
+                session(other).open()
+    assert tries > 2 and time.monotonic() - began >= 0.5
+    assert lines()[1].endswith(f"; {tries - 2} more since the last line")
+
+
 def test_a_robot_may_not_go_on_in_the_session_of_another(engine, file):
     with (
         VerifierServer(engine, VerifierSettings(port=0, tokens_file=str(file))) as server,

@@ -99,6 +99,15 @@ class World:
         return self
 
 
+def test_a_robot_may_be_trusted_for_longer_between_two_reports_of_its_state():
+    world = World(timeouts=Timeouts(state_s=1.0)).driving()
+    world.silent = {"odometry", "imu"}
+    world.step(round(0.9 / STEP))
+    assert world.decision.motion == AHEAD and not world.causes
+    world.step(round(0.2 / STEP))
+    assert world.decision.motion == STILL and {Cause.ODOMETRY_STALE, Cause.STATE_STALE} <= set(world.causes)
+
+
 def test_nothing_moves_before_everything_has_been_heard():
     supervisor = Supervisor(required=REQUIRED)
     supervisor.on_navigation(AHEAD, 1.0)

@@ -324,16 +324,14 @@ def test_a_goal_that_memory_cannot_make_plain_ends_at_once(rig):
     assert unknown.question == wanted and wanted in unknown.message
     rig.until(lambda: latched and latched[-1].question == wanted, what="the question on the topic")
     assert latched[-1].goal == told and latched[-1].instruction == ""
-    rig.until(lambda: any(each.memory.question == wanted for each in feedback), what="the question in the feedback")
-    assert all(each.phase == "asking" and each.distance_travelled == 0.0 for each in feedback)
+    rig.until(lambda: feedback, what="feedback")
+    assert [(each.phase, each.step, each.distance_travelled) for each in feedback] == [("asking", 0, 0.0)]
     rig.until(lambda: any(f"the robot asks: {wanted}" in line for line in rig.lines))
     # What it does know is carried out; here there is no robot to do it.
     answers.pop(0)
-    feedback.clear()
-    _, resolved = client.result(client.send(heard, instruction=told))()
+    _, resolved = client.result(client.send(instruction=told))()
     assert list(resolved.sources) == known and resolved.question == ""
     rig.until(lambda: latched[-1].instruction == "find the red chair" and list(latched[-1].sources) == known)
-    rig.until(lambda: any(e.phase != "asking" and list(e.memory.sources) == known for e in feedback))
     assert resolved.instruction == "find the red chair" and told in resolved.message
     assert resolved.outcome in (RunOutcome.ODOMETRY_LOST, RunOutcome.SAFETY_STOP)
     count = len(asked)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``executor: nav2``: verified actions as goals of Nav2's action types, served by a stand-in that drives the simulator.
 
-The stand-in's velocities reach the robot through the safety supervisor, as docs/beside-your-stack.md has it.
+The stand-in's velocities reach the robot through the safety supervisor, as docs/beside-your-stack.md has it, with the
+bring-up's topics and parameters, beside every publisher of velocities that Nav2's own bring-up creates.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import yaml
 from action_msgs.msg import GoalStatus, GoalStatusArray
 from navigation_rig import FORWARD, LEFT, STOP, NavigationRig
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import SafetyState
+from dsd_ros.bringup.systems import plan
 from dsd_ros.navigation.run.run import RunOutcome
+from dsd_ros.navigation.safety.causes import Cause
 from dsd_ros.ros import qos
 
 pytest.importorskip("nav2_msgs.action", reason="Nav2's messages are not installed")
 
 STANDIN = Path(__file__).resolve().parents[1] / "support" / "nav2_standin.py"
+(NAVIGATION,) = (start for start in plan("robot", {"executor": "nav2"}) if start.name == "navigation_node")
 FAR = "It is far. Action: forward 75 cm"
 COMMAND = "cmd_vel_dsd"
 ACTIONS = ("spin", "drive_on_heading", "navigate_to_pose")
@@ -44,7 +49,9 @@ class Nav2Rig(NavigationRig):
             )
         self._fault = rig.node.create_publisher(String, "nav2_fault", qos.STATE)
         self.nav2 = self.start_nav2(rig) if start else None
-        super().__init__(rig, commands="navigation_node,behavior_server", executor="nav2", **parameters)
+        (added,) = (yaml.safe_load(file.read_text()) for file in NAVIGATION.files)
+        parameters |= {"commands": added["/**/supervisor_node"]["ros__parameters"]["require"]["commands"]}
+        super().__init__(rig, executor="nav2", remappings=NAVIGATION.remappings, **parameters)
         if start:
             self.until_ready()
 
@@ -65,7 +72,7 @@ class Nav2Rig(NavigationRig):
 
     @staticmethod
     def start_nav2(rig):
-        return rig.group.start("nav2", [sys.executable, str(STANDIN), "--ros-args", "-r", f"cmd_vel:={COMMAND}"])
+        return rig.group.start("nav2", [sys.executable, str(STANDIN)])
 
     def _on_status(self, name, message) -> None:
         for status in message.status_list:
@@ -102,8 +109,16 @@ def test_a_whole_run_is_carried_out_by_nav2(rig):
     moved = math.hypot(pose.x - start.x, pose.y - start.y)
     assert 0.17 < moved < 0.25 + 0.3 and result.distance_travelled == pytest.approx(moved, abs=0.05)
     nav.until_sent("spin", "drive_on_heading")
-    publishers = {info.node_name for info in rig.node.get_publishers_info_by_topic(COMMAND)}
-    assert publishers == {"behavior_server"}  # navigation itself commands nothing
+    topics = {
+        COMMAND: {"collision_monitor"},  # navigation itself commands nothing
+        "cmd_vel": {"docking_server"},
+        "cmd_vel_nav": {"behavior_server", "controller_server"},
+        "cmd_vel_smoothed": {"velocity_smoother"},
+        "cmd_vel_out": {"supervisor_node"},
+    }
+    for topic, publishers in topics.items():
+        assert {info.node_name for info in rig.node.get_publishers_info_by_topic(topic)} == publishers
+    assert Cause.FOREIGN_PUBLISHER not in nav.causes
     assert not any("2 under way" in line for line in rig.lines)
 
 

@@ -56,6 +56,10 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     assert {"settling", "executing", "ended"} <= {f.phase for f in said}
     elapsed = [seconds(f.elapsed_time) for f in said]
     assert elapsed == sorted(elapsed) and 0.0 <= elapsed[0] < elapsed[-1] < 60.0
+    # What `ros2 action send_goal --feedback` prints: what is new, and the same again once a second.
+    states = [(at, f.phase, f.step) for at, f in zip(elapsed, said, strict=True)]
+    again = [b[0] - a[0] for a, b in itertools.pairwise(states) if a[1:] == b[1:]]
+    assert all(apart >= 0.99 for apart in again) and len(states) - len(again) < 15
     assert len(serialize_message(said[-1])) < 100
     for request in nav.requests:
         assert request.instruction == "find it" and 0 < seconds(request.timeout) < 15

@@ -23,6 +23,7 @@ from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
+from dsd_ros.navigation.safety.causes import WAITING
 from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT
 from dsd_ros.robot.sim.world import World
@@ -124,7 +125,7 @@ def test_a_page_opened_in_mid_run_and_after_it_shows_all_of_it(rig):
         topics["/diagnostics"].publish(DiagnosticArray(status=[health, navigation, other]))
 
     with repeating(pulse):
-        round_ = RoundStats(drafted=4, accepted=2, gained=["go", " on", "!"], rejected=[" off"])
+        round_ = RoundStats(drafted=4, depth=4, accepted=2, gained=["go", " on", "!"], rejected=[" off"])
         taken = Header(stamp=node.get_clock().now().to_msg())
         for done in (False, True):
             topics["dsd/reply_progress"].publish(
@@ -157,6 +158,9 @@ def test_a_page_opened_in_mid_run_and_after_it_shows_all_of_it(rig):
         assert found[-1]["v"]["silent"] < 2.0
         pictures = [event["t"] for event in found if event["k"] == "view"]
         assert pictures and all(later - one > 0.3 for one, later in pairwise(pictures))  # two a second: nobody watched
+        health.level, health.message = DiagnosticStatus.WARN, f"{WAITING}: no answer"
+        waits = newest(events_of(page[0], lambda events: (newest(events, "link") or {}).get("waits")), "link")
+        assert waits["text"] == health.message and not waits["gone"]
         navigation.message = "ARRIVED: The target is reached."
         ended = events_of(page[0], lambda events: (newest(events, "end") or {}).get("outcome") == "ARRIVED")
         assert newest(ended, "end") == {"outcome": "ARRIVED", "sentence": "The target is reached.", "good": True}

@@ -113,7 +113,8 @@ class Launched:
 
     def __init__(self, path: Path, *arguments: str) -> None:
         self.lines: list[str] = []
-        environment = {**os.environ, "AMENT_PREFIX_PATH": sys.prefix, "PYTHONPATH": os.pathsep.join(sys.path)}
+        prefix = os.environ.get("AMENT_PREFIX_PATH") or sys.prefix  # a workspace's, which has dsd_ros, too
+        environment = {**os.environ, "AMENT_PREFIX_PATH": prefix, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(path), *arguments], text=True, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

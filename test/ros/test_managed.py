@@ -47,11 +47,12 @@ SHUTDOWNS = {
 class Recorder(ManagedNode):
     """Notes which hooks were called; ``raising`` makes one raise."""
 
-    def __init__(self, context, autostart: bool = False) -> None:
+    def __init__(self, context, autostart: bool = False, paused: bool = False) -> None:
         self.calls: list[str] = []
         self.raising: dict[str, Exception] = {}
         self.pause = threading.Event()
-        self.pause.set()
+        if not paused:
+            self.pause.set()
         self.overlapping = 0
         self.inside = threading.Lock()
         overrides = [Parameter("autostart", value=autostart)]
@@ -208,6 +209,17 @@ def test_autostart_goes_on_until_it_works(make, context):
     assert late.calls[0] == "load" and late.calls.count("load") == 1
     late.raising.clear()
     until(lambda: late.active)
+
+
+def test_an_autostart_under_way_ends_before_its_node(context, monkeypatch):
+    monkeypatch.setattr(managed, "_CLOSE_PATIENCE_S", 0.01)
+    node = Recorder(context, autostart=True, paused=True)
+    until(lambda: node.calls == ["load"])
+    node.close()  # has no time to wait for the model
+    threading.Timer(0.1, node.pause.set).start()
+    node.destroy_node()
+    assert node.calls == ["load", "give_back"]
+    assert not any(thread.name == "autostart" for thread in threading.enumerate())
 
 
 def test_autostart_gives_up_what_cannot_be_loaded_and_what_is_a_defect(make):

@@ -2,7 +2,8 @@
 """Nav2's servers spin, drive_on_heading and navigate_to_pose, as far as a client sees them: a process of its own.
 
 They drive as nav2_behaviors of Jazzy does: at 10 Hz, at constant speed, until the odometry shows the goal, then zero;
-abort with TIMEOUT after the time allowance; stop and end at a cancel. Publishes ``cmd_vel`` under Nav2's node name.
+abort with TIMEOUT after the time allowance; stop and end at a cancel. Beside them, every node that publishes velocities
+in Jazzy's navigation_launch.py, under its name, on its topics, as examples/nav2.yaml sets them.
 
 The topic ``nav2_fault`` sets what is wrong from now on: ok; reject (goals); abort (with COLLISION_AHEAD at once);
 silent (no answer to a goal); deaf (goes on in spite of a cancel); still (succeeds without driving).
@@ -32,6 +33,12 @@ _PERIOD_S = 0.1
 _COLLISION_AHEAD = {"spin": 703, "drive_on_heading": 723, "navigate_to_pose": 0}
 _TIMEOUT = {"spin": 701, "drive_on_heading": 721, "navigate_to_pose": 0}
 _SERVERS = {"spin": Spin, "drive_on_heading": DriveOnHeading, "navigate_to_pose": NavigateToPose}
+_OTHERS = {  # node -> what it hears, and what it publishes
+    "controller_server": ("", "cmd_vel_nav"),
+    "velocity_smoother": ("cmd_vel_nav", "cmd_vel_smoothed"),
+    "collision_monitor": ("cmd_vel_smoothed", "cmd_vel_dsd"),
+    "docking_server": ("", "cmd_vel"),
+}
 _TURN_RATE, _SPEED = 0.4, 0.3  # rad/s and m/s, where the goal names none
 
 
@@ -42,7 +49,8 @@ class Nav2Standin(Node):
         self._pose: Pose | None = None
         self._under_way = 0
         group = ReentrantCallbackGroup()
-        self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
+        self._idle = [self.create_publisher(Twist, "cmd_vel_nav", 1) for _ in range(4)]  # each behaviour has its own
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=group)
         self.create_subscription(String, "nav2_fault", self._on_fault, qos.STATE, callback_group=group)
         self._servers = [
@@ -119,11 +127,21 @@ class Nav2Standin(Node):
             time.sleep(_PERIOD_S)
 
 
+def other(name: str) -> Node:
+    """A node that hands on what it hears."""
+    node = Node(name)
+    heard, published = _OTHERS[name]
+    publisher = node.create_publisher(Twist, published, 1)
+    if heard:
+        node.create_subscription(Twist, heard, publisher.publish, 1)
+    return node
+
+
 def main() -> None:
     rclpy.init()
-    node = Nav2Standin()
     executor = ThreadedExecutor(8)
-    executor.add_node(node)
+    for node in (Nav2Standin(), *map(other, _OTHERS)):
+        executor.add_node(node)
     while rclpy.ok():
         executor.spin_once(timeout_sec=0.1)
 

@@ -9,10 +9,11 @@ import time
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
 from rclpy.callback_groups import ReentrantCallbackGroup
-from ros_rig import GoalClient, OdometryRig
+from ros_rig import GoalClient, OdometryRig, Remappings
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Decode
+from dsd_ros.bringup.systems import REMAPPINGS
 from dsd_ros.ros import qos
 
 FORWARD = "I see it. Action: forward 25 cm"
@@ -25,10 +26,17 @@ class NavigationRig:
     """Simulator and navigation node, a decode service that follows ``script``, a Navigate client.
 
     :param apart: the node that is a process of its own, because the test stops or kills it.
+    :param remappings: of the three nodes.
     """
 
     def __init__(
-        self, rig, fallback: str = "stop", commands: str = "navigation_node", apart: str = "", **parameters
+        self,
+        rig,
+        fallback: str = "stop",
+        commands: str = "navigation_node",
+        apart: str = "",
+        remappings: Remappings = REMAPPINGS,
+        **parameters,
     ) -> None:
         self.rig = rig
         self.script: list = []
@@ -50,7 +58,7 @@ class NavigationRig:
         self.client = GoalClient(rig)
 
         def start(node: str, **given):
-            return rig.start(node, **given) if node == apart else rig.host(node, **given)
+            return (rig.start if node == apart else rig.host)(node, remappings, **given)
 
         self.simulator = start("simulator_node")
         self.navigation = start("navigation_node", **parameters)

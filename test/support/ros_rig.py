@@ -34,7 +34,7 @@ from std_msgs.msg import String
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.bringup.processes import Child, ProcessGroup
-from dsd_ros.bringup.systems import Start
+from dsd_ros.bringup.systems import REMAPPINGS, Start
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.managed import LifecycleWatch
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S, _RARELY_S = 0.1, 3.0  # before a question is put again: at first, and twice as long each time up to this
+Remappings = tuple[tuple[str, str], ...]
 _ROBOTS = ("simulator_node", "go2_standin_node")  # the laboratory's, which take faults
 
 
@@ -139,23 +140,23 @@ class Rig:
             with suppress(InvalidHandle):  # another thread destroyed what was about to be waited for
                 self._executor.spin_once(timeout_sec=0.1)
 
-    def start(self, executable: str, **parameters: Any) -> Child:
+    def start(self, executable: str, remappings: Remappings = REMAPPINGS, **parameters: Any) -> Child:
         """Start a node as a process, with its shipped parameter file; ``__`` in a name stands for a dot."""
         program = [sys.executable, "-m", "dsd_lab.robot", executable]
         if executable == "go2_standin_node":
             given = [w for name, value in parameters.items() for w in ("-p", f"{name}:={json.dumps(value)}")]
             return self.group.start(executable, [*program, "--ros-args", *given])
-        planned = _planned(executable, parameters)
+        planned = _planned(executable, parameters, remappings)
         return self.group.start_planned(planned, program=program if executable in _ROBOTS else ())
 
-    def host(self, executable: str, **parameters: Any) -> HostedNode:
+    def host(self, executable: str, remappings: Remappings = REMAPPINGS, **parameters: Any) -> HostedNode:
         """As :meth:`start`, in this process: for tests that neither signal nor kill the node."""
         if self._log is None:
             self._log = self.node.create_subscription(Log, "/rosout", self._on_log, qos.LOG)
         if executable == "supervisor_node":
             parameters |= {"realtime": False}  # it would be this process's
         package = "dsd_lab.robot" if executable in _ROBOTS else "dsd_ros.nodes"
-        arguments = self.group.node_arguments(_planned(executable, parameters))
+        arguments = self.group.node_arguments(_planned(executable, parameters, remappings))
         self._names.add(executable)
         self._hosted.append(HostedNode(f"{package}.{executable}", arguments))
         return self._hosted[-1]
@@ -308,9 +309,9 @@ class Rig:
             watch.close()
 
 
-def _planned(executable: str, parameters: dict[str, Any]) -> Start:
+def _planned(executable: str, parameters: dict[str, Any], remappings: Remappings) -> Start:
     texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
-    return Start(executable, texts)
+    return Start(executable, texts, remappings=remappings)
 
 
 class CameraRig:

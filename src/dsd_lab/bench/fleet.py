@@ -11,6 +11,7 @@ measured again beside one more robot, which takes all of the verifier that it ca
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import statistics
 import threading
@@ -30,6 +31,7 @@ from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import MAX_SCENES, PATIENT_LINK, WARM_UP_TOKENS, Scene, held_out_scenes
 from dsd_lab.bench.sweeps import one_mode
 from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.parts import parts
 from dsd_lab.plotting import Panel
 from dsd_lab.report import CODE, BenchError, check_range, header, table
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
@@ -193,24 +195,23 @@ def measure(flags: Flags, told: Told) -> Report:
     exact = True
     wanted: dict[tuple[int, int], list[int]] = {}
     limits = batches if cloud is not None else [0]
-    for limit in limits:
-        for count in robots:
-            up = own_engine(cloud, limit) if cloud is not None else at_address(flags.link.channel, flags.metrics)
-            with up as served:
-                fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
-                hold(robot, cloud, stretched)
-                before = served.passes()
-                found, seconds = _run(served, robot, settings, scenes, count, stretched)
-                row = _row(served, before, found, seconds / time_scale, time_scale)
-                for kind in greedy:
-                    again = _run_beside(kind, served, robot, settings, scenes, count, stretched)
-                    exact &= [reply.tokens for reply in again] == [reply.tokens for reply in found]
-                    row["beside"][kind] = _times(again, time_scale)
-            for place, reply in enumerate(found):
-                exact &= wanted.setdefault((place % count, place // count), reply.tokens) == reply.tokens
-            rows.append({"robots": count, "max_batch": limit or None} | row)
-            done = len(rows) / (len(robots) * len(limits))
-            told(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
+    for limit, count in parts(itertools.product(limits, robots)):
+        up = own_engine(cloud, limit) if cloud is not None else at_address(flags.link.channel, flags.metrics)
+        with up as served:
+            fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
+            hold(robot, cloud, stretched)
+            before = served.passes()
+            found, seconds = _run(served, robot, settings, scenes, count, stretched)
+            row = _row(served, before, found, seconds / time_scale, time_scale)
+            for kind in greedy:
+                again = _run_beside(kind, served, robot, settings, scenes, count, stretched)
+                exact &= [reply.tokens for reply in again] == [reply.tokens for reply in found]
+                row["beside"][kind] = _times(again, time_scale)
+        for place, reply in enumerate(found):
+            exact &= wanted.setdefault((place % count, place // count), reply.tokens) == reply.tokens
+        rows.append({"robots": count, "max_batch": limit or None} | row)
+        done = len(rows) / (len(robots) * len(limits))
+        told(done, f"{count} robots, batches of {limit or 'its own'}: {row['tokens_per_second']:.1f} tokens/s")
     _compare(rows)
     return {
         **header("fleet", _CODE, draft=robot, target=cloud or fingerprint),

@@ -28,6 +28,7 @@ from dsd_lab.bench.overhead import verifier_child
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.real_pair import write_pair
 from dsd_lab.bench.scenes import PATIENT_LINK
+from dsd_lab.parts import parts
 from dsd_lab.report import BenchError, Row, check_range, header, median, rounded
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path
 from dsd_ros.decoding.modes import PRESETS
@@ -134,7 +135,7 @@ def _measure_times(report: Report, flags: Flags, sizes: dict[str, Any], picture:
                 report["left_out"].append(name)
                 continue
             gpu_times.forget(place)
-            for row in rows_of(make(size, dtype=torch.bfloat16), picture):
+            for row in parts(rows_of(make(size, dtype=torch.bfloat16), picture), begun=bool(report["rows"])):
                 report["rows"].append(row)
                 told(len(report["rows"]) / 30, f"{name}: {row['what']}")
             report["memory_gb"][name] = gpu_times.peak_memory(place)
@@ -155,13 +156,13 @@ def _measure_files(
         "weights_gb": [rounded(sum(file.stat().st_size for file in found) / 1e9) for found in files],
     }  # fmt: skip
     if "modes" in report["parts"]:
-        for row in _mode_rows(report, flags, paths, picture):
+        for row in parts(_mode_rows(report, flags, paths, picture), begun=bool(report["rows"])):
             report["rows"].append(row)
             told(0.5, f"mode {row['label']}")
         report["exact"] = all(row["same"] for row in report["rows"] if "same" in row)
     if "drafts" in report["parts"]:
         first: list[int] = []
-        for precision in filter(None, flags.precisions.split(",")):
+        for precision in parts(filter(None, flags.precisions.split(",")), begun=bool(report["rows"])):
             told(0.9, f"draft, quantization {precision}")
             row = _in_a_process(str(paths[1]), precision, report["tokens"])
             first = first or row["best"]

@@ -2,7 +2,8 @@
 """What every bench is made of: flags, a function that measures rows, one table of them, and one plot.
 
 A bench is a module with ``Flags`` (its command's flags), ``measure(flags, progress)`` (its report: a header as of
-``report.header``, what was set, and ``rows``) and a ``BENCH`` that says how the rows are shown.
+``report.header``, what was set, and ``rows``) and a ``BENCH`` that says how the rows are shown. Ctrl-C ends a loop over
+``parts``, and the report has the rows that are done.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsd_lab.parts import kept_at_interruption, report_interruption
 from dsd_lab.plotting import Curve, Panel, check_plot, draw_panels
 from dsd_lab.report import BenchError, Row, cell, table
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path
@@ -91,9 +93,11 @@ class Bench:
         plot = getattr(flags, "plot", None)
         if plot is not None:
             check_plot(plot)
-        with Progress() as bar:
+        with Progress() as bar, kept_at_interruption() as interrupted:
             report = self.measure(flags, bar.to)
         print(self.render(report))
+        if interrupted.is_set():
+            return report_interruption(report, flags.json)
         write_json(flags.json, report)
         if plot is not None:
             self.draw(report, plot)

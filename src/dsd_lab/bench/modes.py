@@ -32,6 +32,7 @@ from dsd_lab.bench.scenes import (
 )
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.parts import parts
 from dsd_lab.report import BenchError, check_range
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
@@ -87,20 +88,23 @@ def measure(flags: Flags, told: Told) -> Report:
         draft, target = text_models(flags.draft, "" if flags.model == "text" else flags.model)
     each = flags.without == "each"
     cases = _CASES if each else (tuple(filter(None, flags.without.split(","))),)
-    reports = [
-        measure_modes(
-            profile.without(*case), variants, flags.images, draft, target, transport=flags.transport,
-            prompts=read_prompts(flags.prompts) if flags.prompts else (), time_scale=flags.time_scale,
-            seed=common.get("seed", 0), sweeps=sweeps,
-            told=lambda done, text, before=place: told((before + done) / len(cases), text),
-        )
-        for place, case in enumerate(cases)
-    ]  # fmt: skip
+    reports: list[Report] = []
+    for case in parts(cases):
+        try:
+            reports.append(measure_modes(
+                profile.without(*case), variants, flags.images, draft, target, transport=flags.transport,
+                prompts=read_prompts(flags.prompts) if flags.prompts else (), time_scale=flags.time_scale,
+                seed=common.get("seed", 0), sweeps=sweeps,
+                told=lambda done, text, before=len(reports): told((before + done) / len(cases), text),
+            ))  # fmt: skip
+        except KeyboardInterrupt:  # before its first picture
+            if not reports:
+                raise
     if not each:
         return reports[0]
     rows = [
         {"without": list(case), "limit": report["limit"]} | row
-        for case, report in zip(cases, reports, strict=True)
+        for case, report in zip(cases, reports, strict=False)  # those that are done
         for row in report["rows"]
     ]
     differences = [sentence for report in reports for sentence in report["differences"]]
@@ -141,7 +145,7 @@ def measure_modes(
             decode(connect(), robot, dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS), scenes[0])
         hold(robot, cloud, stretched)
         done = 0
-        for number, scene in enumerate(scenes):
+        for number, scene in enumerate(parts(scenes)):
             # Each picture begins with another variant, so that the first is not always the same.
             for index in ((number + offset) % len(variants) for offset in range(len(variants))):
                 settings = dataclasses.replace(variants[index].decode, seed=seed + number)
@@ -151,7 +155,7 @@ def measure_modes(
                 measured[index].replies.append(reply)
                 done += 1
                 told(done / (images * len(variants)), said(variants[index].label, reply))
-    setting = {"images": images, "seed": seed, "transport": transport, "time_scale": time_scale}
+    setting = {"images": len(measured[0].replies), "seed": seed, "transport": transport, "time_scale": time_scale}
     return make_report(measured, profile, {"draft": robot, "target": cloud}, setting, sweeps)
 
 

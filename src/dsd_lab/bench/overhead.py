@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dsd_lab.bench.harness import Bench, PairFlags, Report, Told
+from dsd_lab.parts import parts
 from dsd_lab.report import BenchError, Row, check_range, header
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.cli.arguments import arguments, flag
@@ -55,7 +56,7 @@ def measure(flags: Flags, told: Told) -> Report:
     model, settings = load_model(draft), DecodeSettings(mode="dsd")
     pictures = np.random.default_rng(0).integers(0, 256, (replies, 112, 168, 3), dtype=np.uint8)
     rows: list[Row] = []
-    for place, name in enumerate(transports):
+    for place, name in enumerate(parts(transports)):
         with _CHANNELS[name](target.path) as channel, EdgeSession(channel, model, settings) as session:
             for picture in pictures[:_WARM_UP]:
                 session.decode(picture, "find the silver bottle")

@@ -13,6 +13,7 @@ import numpy as np
 from dsd_lab.bench.harness import Bench, PairFlags, Report, Told
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.parts import parts
 from dsd_lab.report import BenchError, check_range, header
 from dsd_lab.train.data import TEST_SEEDS
 from dsd_ros.cli.arguments import arguments, flag
@@ -54,7 +55,7 @@ def measure(flags: Flags, told: Told) -> Report:
     ways = [(encoding, size) for size in (max(sides), 0) for encoding in ENCODINGS]
     samples: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in ways}
     with closing(_scenes(images, sides)) as scenes, VerifierEngine(models["target"]) as engine:
-        for number, (picture, instruction) in enumerate(scenes):
+        for number, (picture, instruction) in enumerate(parts(scenes)):
             for encoding, size in ways:  # in turn, so that a busy moment meets them all
                 link = LinkSettings(600.0, 1, image_size=size, image_encoding=encoding)
                 channel = EmulatedChannel(LocalChannel(engine), profile.link, seed=number)
@@ -66,7 +67,7 @@ def measure(flags: Flags, told: Told) -> Report:
         | {name: statistics.median(sample[name] for sample in found) for name in found[0]}
         for (encoding, size), found in samples.items()
     ]
-    about = {"link": profile.name, "images": images, "width": sides[0], "height": sides[1]}
+    about = {"link": profile.name, "images": number + 1, "width": sides[0], "height": sides[1]}
     return {**header("pictures", **models), **about, "rows": rows}
 
 

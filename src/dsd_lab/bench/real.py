@@ -25,6 +25,7 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import PATIENT_LINK, WARM_UP_TOKENS, Scene, decode, held_out_scenes, said, text_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
+from dsd_lab.parts import parts
 from dsd_lab.report import geometric, ratio
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.edge.session import EdgeSession
@@ -80,7 +81,7 @@ def measure_real(
         generated: list[float] = []
         same = True
         done = 0
-        for number, scene in enumerate(scenes):
+        for number, scene in enumerate(parts(scenes)):
             for index in ((number + offset) % len(variants) for offset in range(len(variants))):
                 time.sleep(PAUSE_S)
                 reply = sessions[index].decode(scene.image, scene.instruction)
@@ -91,7 +92,7 @@ def measure_real(
                 seconds, tokens = generate(alone, scene, longest, stock)
                 generated.append(seconds)
                 same &= tokens == measured[0].replies[-1].tokens
-    setting = {"images": images, "seed": seed, "transport": transport, "cores": cores, "time_scale": 1.0}
+    setting = {"images": done // len(variants), "seed": seed, "transport": transport, "cores": cores, "time_scale": 1.0}
     report = make_report(measured, profile, {"draft": robot, "target": alone}, setting, sweeps)
     report["generate"] = ratio(generated[_settled(generated) :]) | {"same_tokens": same} if generated else None
     for row, one in zip(report["rows"], measured, strict=True):

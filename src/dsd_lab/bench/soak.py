@@ -18,6 +18,7 @@ import numpy as np
 from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, given
 from dsd_lab.bench.sweeps import one_mode
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
+from dsd_lab.parts import parts
 from dsd_lab.report import check_range, header
 from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
@@ -59,12 +60,12 @@ def measure(flags: Flags, told: Told) -> Report:
     samples: list[Sample] = []
     every = max(1, replies // _SAMPLES)
     with _only_new_garbage(), VerifierEngine(cloud) as engine:
-        while done < replies:
+        for first in parts(range(0, replies, SESSIONS_EVERY)):
             with (
                 EmulatedChannel(LocalChannel(engine), LINK, seed=done) as channel,
                 EdgeSession(channel, robot, settings) as session,
             ):
-                for _ in range(min(SESSIONS_EVERY, replies - done)):
+                for _ in range(min(SESSIONS_EVERY, replies - first)):
                     picture = rng.integers(0, 256, (112, 168, 3), dtype=np.uint8)
                     tokens += len(session.decode(picture, "find the silver bottle").tokens)
                     done += 1
@@ -73,6 +74,8 @@ def measure(flags: Flags, told: Told) -> Report:
                         samples.append({"replies": done, **_holds(engine)})
                         last = samples[-1]
                         told(done / replies, f"{last['memory_mb']:.0f} MB, {last['threads']:g} threads")
+    if not samples:
+        raise KeyboardInterrupt  # before the first
     # Key/value caches of one round's work may exist at one sample and not at another.
     caches = 2 + (settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 0)
     return {

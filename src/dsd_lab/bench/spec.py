@@ -25,6 +25,7 @@ from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
+from dsd_lab.parts import parts
 from dsd_lab.report import CODE, BenchError, Row, check_range, code_digest, header, ratio, rounded
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part
 from dsd_ros.decoding.settings import DecodeSettings
@@ -147,7 +148,7 @@ def measure(flags: Flags, told: Told) -> Report:
     answers = _read_answers(kept)
     with verifier_of(cloud, "local") as connect:
         run = _Run(variants, robot, cloud, connect, profile)
-        for number, question in enumerate(asked):
+        for number, question in enumerate(parts(asked)):
             if question.number in answers:
                 continue
             found = run.ask(question, lambda said, done=number: told(done / len(asked), said))
@@ -155,8 +156,10 @@ def measure(flags: Flags, told: Told) -> Report:
             kept.parent.mkdir(parents=True, exist_ok=True)
             with kept.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps([question.number, found]) + "\n")
+    if all(question.number in answers for question in asked):
+        kept.unlink(missing_ok=True)  # the next run measures again
+    asked = [question for question in asked if question.number in answers]
     rows = [_row(variant, variants, asked, answers) for variant in variants]
-    kept.unlink(missing_ok=True)  # the next run measures again
     return {
         **header("spec", _CODE, draft=robot, target=cloud),
         "draft_quantization": draft.quantization,

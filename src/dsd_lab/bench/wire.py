@@ -24,6 +24,7 @@ from dsd_lab.bench.scenes import MAX_SCENES, TEXT_TOKENS, Scene, held_out_scenes
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.papers.acceptance import acceptance, candidate_acceptance, coupled_acceptance, total_acceptance, truncate
 from dsd_lab.papers.proofs import payload
+from dsd_lab.parts import parts
 from dsd_lab.plotting import Panel
 from dsd_lab.report import BenchError, Row, check_range, header, rounded
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
@@ -106,7 +107,7 @@ def measure(flags: Flags, told: Told) -> Report:
         for one in contenders:  # what happens once in a process must not be measured
             short = dataclasses.replace(one.variant.decode, max_tokens=ask.WARM_UP_TOKENS)
             ask.decode(LocalChannel(engine), robot, short, scenes[0])
-        for place, (draw, number) in enumerate(asked):
+        for place, (draw, number) in enumerate(parts(asked)):
             for one in contenders:
                 decode = dataclasses.replace(one.variant.decode, seed=seed + draw * flags.images + number)
                 one.replies.append(ask.decode(LocalChannel(engine), robot, decode, scenes[number]))

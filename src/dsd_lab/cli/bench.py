@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from cyclopts import App
 
+from dsd_lab.parts import kept_at_interruption, report_interruption
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, write_json
 from dsd_ros.cli.terminal import Progress, is_terminal
@@ -42,10 +42,12 @@ def _run(
         from dsd_lab.plotting import check_plot
 
         check_plot(args.plot)
-    with Progress() as bar:
+    with Progress() as bar, kept_at_interruption() as interrupted:
         known = vars(args) | {"progress": bar.to} | given
         report = measure(**{name: known[name] for name in inspect.signature(measure).parameters if name in known})
     print(render(report))
+    if interrupted.is_set():
+        return report_interruption(report, args.json)
     write_json(args.json, report)
     if draw is not None and args.plot is not None:
         draw(report, args.plot)
@@ -110,16 +112,16 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     models = {role: model_path(getattr(args, role), role) for role in ("draft", "target")}
     settings = FaultSettings(**_same(args, FaultSettings) | models)
     settings.shares()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a job of a shell ignores the first
-        signal.signal(number, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(Progress())
+            bar, interrupted = stack.enter_context(Progress()), stack.enter_context(kept_at_interruption())
             log = stack.enter_context(args.log.open("w", buffering=1)) if args.log else None
             report = measure_faults(settings, functools.partial(_trial, bar), log)
     except FaultBenchError as error:
         raise CommandError(error, EXIT_LINK) from error
     print(render(report))
+    if interrupted.is_set():
+        return report_interruption(report, args.json)
     write_json(args.json, report)
     return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
 

@@ -24,6 +24,7 @@ from dsd_lab.dragon.corpus import ASKED, QUESTIONS, SOURCE, count_tokens, read_c
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.dragon.settings import VARIANTS, AblationSettings, Variant
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
+from dsd_lab.parts import parts
 from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import BenchError, Row, cell, check_range, header, render_template, table
 from dsd_ros.decoding.aggregation import mixture
@@ -123,7 +124,7 @@ def measure_dragon(
     sides = _sides(model, rows, two_sides(encoder, corpus.passages))
     runs: list[Row] = []
     profiles: dict[Any, Profile] = {}
-    for number in range(bench.questions):
+    for number in parts(range(bench.questions)):
         question = (ASKED if bench.as_asked else QUESTIONS)[number]
         rows.clear()
         _hold(bench, sides, held=False)
@@ -265,7 +266,7 @@ def measure_bytes(
     passages = two_sides(encoder, read_corpus(count_tokens(model), PASSAGE_TOKENS).passages)
     recorded = Rows(model)
     rows: list[Row] = []
-    for size in vocabularies:
+    for size in parts(vocabularies):
         sides = _sides(model, recorded, passages, size)
         for temperature, randomness in ((0.0, "shared"), (1.0, "shared"), (1.0, "independent")):
             for evidence in ("sparse", "full", "lossy-nucleus"):

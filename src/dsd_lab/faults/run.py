@@ -47,6 +47,7 @@ from dsd_lab.faults.plan import (
 from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
+from dsd_lab.parts import parts
 from dsd_lab.report import CODE, header
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.bringup.systems import plan as demo_plan
@@ -196,7 +197,7 @@ def measure_faults(
     trials: list[Trial] = []
     reports: list[dict[str, Any]] = []
     began = time.monotonic()
-    for transport, count in shares.items():
+    for transport, count in parts(shares.items()):
         bench = _TransportBench(settings, transport, len(trials), progress, log)
         try:
             bench.go(plan(count, settings.seed, transport))
@@ -237,7 +238,7 @@ class _TransportBench:
 
     def go(self, faults: Sequence[Fault]) -> None:
         self._start_system()
-        for fault in faults:
+        for fault in parts(faults, begun=self._offset > 0):
             number = self._offset + len(self.trials) + 1
             trial = Trial(number, self._transport, fault.name, fault.kind.name, fault.moment.value)
             try:

@@ -22,6 +22,7 @@ from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu, Range
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
+from dsd_lab.parts import parts
 from dsd_lab.report import check_range, header, table
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.bringup.processes import ProcessGroup, use_own_ros_domain
@@ -349,11 +350,11 @@ def measure_safety(trials: int, progress: Callable[[float, str], object]) -> dic
         ros.start()
         ask_for_realtime(inherited=False)  # this is the clock: its delay would count as the supervisor's
         try:
-            for setting, differing in SETTINGS.items():
+            for setting, differing in parts(SETTINGS.items()):
                 with ProcessGroup(lambda name, line: None) as group:
                     standin.state = None
                     group.start_planned(Start("supervisor_node", PARAMETERS | differing))
-                    for provocation in (p for p in PROVOCATIONS if p.setting == setting):
+                    for provocation in parts((p for p in PROVOCATIONS if p.setting == setting), begun=bool(rows)):
                         times = [standin.trial(provocation) for _ in range(trials)]
                         progress((len(rows) + 1) / len(PROVOCATIONS), f"{provocation.name}: worst {max(times):.3f} s")
                         row = {"provocation": provocation.name, "cause": provocation.cause.name, "trials": len(times)}

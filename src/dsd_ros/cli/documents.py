@@ -56,16 +56,19 @@ class RemoveArguments:
     json: Path | None = json_option("the answer")
 
 
+def _folder(args: StoreArguments | AddArguments | SearchArguments | RemoveArguments) -> Path:
+    return args.store or data_directory() / "documents"
+
+
 @contextmanager
-def _open(args: StoreArguments | AddArguments | SearchArguments | RemoveArguments) -> Iterator[tuple[Store, Progress]]:
+def _open(args: AddArguments | SearchArguments) -> Iterator[tuple[Store, Progress]]:
     from dsd_ros.cli.terminal import Progress
-    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder  # imports torch
     from dsd_ros.dragon.documents.store import Store
 
-    folder = args.store or data_directory() / "documents"
     with Progress() as progress:
         progress.to(0.0, "loading the embedding model")
-        with Store(folder, SentenceEncoder()) as store:
+        with Store(_folder(args), SentenceEncoder()) as store:
             yield store, progress
 
 
@@ -105,7 +108,9 @@ def add(args: AddArguments) -> int:
 @command.command(name="list")
 def list_(args: StoreArguments = StoreArguments()) -> int:
     """List the documents."""
-    with _open(args) as (store, _):
+    from dsd_ros.dragon.documents.store import Store
+
+    with Store(_folder(args), encoder=None) as store:
         listed, chunks = store.documents(), len(store)
     for each in listed:
         print(shown(f"{each.chunks:6} {each.source}"))
@@ -131,8 +136,10 @@ def search(args: SearchArguments) -> int:
 @command.command
 def remove(args: RemoveArguments) -> int:
     """Remove documents; exit with 1 if one is not in the store."""
+    from dsd_ros.dragon.documents.store import Store
+
     missing = []
-    with _open(args) as (store, _):
+    with Store(_folder(args), encoder=None) as store:
         for source in args.sources:
             if store.remove(source) or store.remove(str(Path(source).absolute())):
                 print(f"removed {shown(source)}")

@@ -55,19 +55,15 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def token_text(rounds: Iterable[Round], mode: str) -> Text:
-    """A reply round by round, or pass by pass: accepted drafts, rejected ones struck out, the target's own tokens.
-
-    The rejected tokens of a tree are no text, so they are counted.
-    """
+    """A reply round by round, or pass by pass: accepted drafts, rejected ones struck out, the target's own tokens."""
     from rich.text import Text
 
     text = Text()
     for one in rounds:
-        sequence = one.drafted <= one.depth or streams(mode)
-        rejected = one.rejected if sequence else (f"[{len(one.rejected)}]",) if one.rejected else ()
+        rejected = one.rejected_text(mode)
         for pieces, style in (
             (one.gained[: one.accepted], ACCEPTED),
-            (rejected, REJECTED if sequence else "red"),
+            (rejected, REJECTED if rejected is one.rejected else "red"),
             (one.gained[one.accepted :], OWN),
         ):
             for piece in pieces:

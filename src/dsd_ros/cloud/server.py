@@ -29,11 +29,12 @@ from websockets.http11 import Request, Response
 
 from dsd_ros.cloud.connections import RobotConnection
 from dsd_ros.cloud.credentials import Certificate, Tokens
-from dsd_ros.cloud.metrics import Metrics
+from dsd_ros.cloud.metrics import REFUSED_CONNECTIONS, Metrics
 from dsd_ros.cloud.metrics_server import MetricsServer, ServerError, listen_error
 from dsd_ros.cloud.rounds import Answer
 from dsd_ros.cloud.sessions import full
 from dsd_ros.cloud.settings import VerifierSettings, is_loopback
+from dsd_ros.logs import LogLimit
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Observation, Refusal, RefusalCode, SessionReply
 from dsd_ros.wire.outbox import UNSENT_BYTES, UNSENT_OPTION, Outbox
@@ -54,6 +55,7 @@ OPEN_TIMEOUT_S = 10.0
 ENGINE_POLL_S = 1.0
 CLOSE_TIMEOUT_S = 0.4
 QUIET_S = 5.0  # without a message, a robot is between two replies; one that waits sends again sooner
+_LOG_S = 1.0  # between two lines about connections refused for one reason: strangers write a log full
 _LOOK_S = 0.2  # how often a draining verifier looks for connections between two replies
 _MOST_REASON = 120  # characters of a close frame's sentence
 _SHUTTING_DOWN = "the verifier is shutting down"
@@ -100,6 +102,7 @@ class VerifierServer:
         self._links: weakref.WeakSet[RobotConnection] = weakref.WeakSet()  # connections, those in their opening too
         self._served: set[RobotConnection] = set()  # connections of robots
         self._draining = False
+        self._refusal_lines = {reason: LogLimit(_LOG_S) for reason in REFUSED_CONNECTIONS}
         self._closing: set[asyncio.Task[None]] = set()
         self._name_robots()
 
@@ -265,7 +268,10 @@ class VerifierServer:
     def _refuse(self, connection: RobotConnection, reason: str, sentence: str, robot: str = "") -> Response:
         """Count and log a refusal for ``reason``; ``robot``: at its own limit."""
         self._engine.metrics.refused(reason, robot)
-        _log.info("a connection from %s is refused: %s", connection.origin, sentence, extra=connection.fields)
+        limit = self._refusal_lines[reason]
+        if limit.due():
+            text = f"{sentence}; {limit.left_out} more since the last line" if limit.left_out else sentence
+            _log.info("a connection from %s is refused: %s", connection.origin, text, extra=connection.fields)
         denied = reason == "token"
         status = http.HTTPStatus.UNAUTHORIZED if denied else http.HTTPStatus.SERVICE_UNAVAILABLE
         return connection.respond(status, f"{sentence}\n")

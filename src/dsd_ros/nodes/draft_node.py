@@ -31,6 +31,7 @@ from dsd_ros.edge.session import EdgeSession, check_settings
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.run.actions import action_in, read_grammar
+from dsd_ros.navigation.safety.causes import WAITING
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import Camera, RecentFrames
 from dsd_ros.ros.dds_channel import DdsChannel
@@ -191,7 +192,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
     def _on_trouble(self, sentence: str) -> None:
         """The decode under way waits for an answer that is overdue, or no longer does."""
         if sentence:
-            self._health.report(health.WARN, f"waiting for the verifier: {sentence}")
+            self._health.report(health.WARN, f"{WAITING}: {sentence}")
         else:
             self._health.report(health.OK, "session open", self._proof())
 

@@ -68,6 +68,7 @@ _SERVICE_WAIT_S = 3.0  # a decode service that is absent this long counts as a l
 _DECODE_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives
 _MEMORY_MARGIN_S = 1.0  # the memory node likewise
 _POLL_S = 0.02
+_FEEDBACK_S = 1.0  # between two feedbacks in which phase and action are the same
 _STILL = 0.03  # m/s and rad/s
 _CAUSES = frozenset(Cause)
 _GOOD_ENDS = (RunOutcome.ARRIVED, RunOutcome.CANCELLED, RunOutcome.SHUTDOWN)
@@ -90,7 +91,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._watchdog = Watchdog(_WATCHDOG_S)
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
-        self._began = 0.0  # steady time at which the run began
+        self._began = 0.0  # steady time at which the goal was taken
+        self._said = ("", 0), 0.0  # phase and step of the newest feedback, and when
         self._instruction = ""
         self._safety = (SafetyReport(), -math.inf)  # and when it came
         self._quiet_after = 0.0  # steady time until which zero is repeated after a run
@@ -104,7 +106,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
         self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
-        self._memory = MemoryAnswer()  # what the present goal means
         self._memories = self.create_publisher(MemoryAnswer, "dsd/memory_answer", qos.LATCHED)
         self._grammar = read_grammar(settings.grammar)
         self._grammars = self.create_publisher(String, "dsd/grammar", qos.LATCHED)
@@ -307,14 +308,14 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 if goal.is_cancel_requested:
                     run.cancel()
                     break
-                self._publish_feedback(goal, run)
+                self._publish_feedback(goal, run.phase.value, run.distance)
                 self._changed.wait(timeout=0.1)
             self._halt()
             self._decode.forget()
             self._check.forget()
         self._wait_for_rest(run)
         with self._changed:
-            self._publish_feedback(goal, run)
+            self._publish_feedback(goal, run.phase.value, run.distance)
         self._finish(goal, run.outcome, run.sentence)
         with self._changed:
             self._run = self._goal = None
@@ -348,7 +349,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 return RunOutcome.BAD_GOAL, trouble
             if self._goal is not None:
                 return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
-            self._goal, self._instruction, self._memory = handle, text, MemoryAnswer()
+            self._goal, self._instruction, self._began = handle, text, time.monotonic()
+            self._action, self._said = NavAction(), (("", 0), 0.0)
         return None
 
     def _resolve(self, goal: ServerGoalHandle) -> ResolvedGoal:
@@ -367,7 +369,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 )
             time.sleep(_POLL_S)
         timeout = max(0.5, deadline - time.monotonic() - _MEMORY_MARGIN_S)
-        answered, next_word = threading.Event(), 0.0
+        answered = threading.Event()
+        self._publish_feedback(goal, "asking")
         future = client.call_async(Ask.Request(question=self._instruction, timeout=to_duration(timeout)))
         future.add_done_callback(lambda _: answered.set())
         while not answered.wait(_POLL_S):
@@ -377,11 +380,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 return ended or goals.unknown(
                     self._instruction, f"Memory did not answer within {settings.timeout_s:g} s."
                 )
-            if time.monotonic() >= next_word:
-                next_word = time.monotonic() + 0.1
-                goal.publish_feedback(
-                    Navigate.Feedback(phase="asking", elapsed_time=to_duration(time.monotonic() - began))
-                )
+            self._publish_feedback(goal, "asking")
         answer = future.result()
         if answer is None:
             return goals.unknown(self._instruction, "Memory failed.")
@@ -389,22 +388,18 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def _tell(self, goal: ServerGoalHandle, resolved: ResolvedGoal) -> None:
         """Tell whoever looks on what the goal means, or what the robot asks because it does not know."""
-        self._memory = MemoryAnswer(
+        memory = MemoryAnswer(
             goal=goal.request.instruction,
             answer=resolved.answer[:8000],
             sources=list(resolved.sources),
             instruction=resolved.instruction,
             question=resolved.question,
         )
-        self._memory.header.stamp = self.get_clock().now().to_msg()
-        self._memories.publish(self._memory)
-        if not (resolved.answer or resolved.question):
-            self._memory = MemoryAnswer()  # not asked: nothing that feedback has to repeat
-            return
-        goal.publish_feedback(Navigate.Feedback(phase="asking", memory=self._memory))
+        memory.header.stamp = self.get_clock().now().to_msg()
+        self._memories.publish(memory)
         if resolved.question:
             self.get_logger().warning(f"the robot asks: {resolved.question}")
-        else:
+        elif resolved.answer:
             self.get_logger().info(f"memory: {resolved.answer}")
 
     def _await_draft(self, goal: ServerGoalHandle) -> ResolvedGoal | None:
@@ -412,7 +407,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
         The supervisor says so. Returns why the goal must not begin, None if it may.
         """
-        began = next_word = time.monotonic()
+        began = time.monotonic()
         while (ended := self._ended(goal)) is None:
             (report, came), now = self._safety, time.monotonic()
             said = dict(zip(report.causes, report.sentences, strict=False))
@@ -421,9 +416,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             unheard = came == -math.inf and now - began < _SERVICE_WAIT_S  # the supervisor starts, too
             if not (starts or unheard) or (silent and now > self._calm_until):
                 return None
-            if now >= next_word:
-                next_word = now + 0.1
-                goal.publish_feedback(Navigate.Feedback(phase=STARTING, elapsed_time=to_duration(now - began)))
+            self._publish_feedback(goal, STARTING)
             time.sleep(_POLL_S)
         return ended
 
@@ -442,7 +435,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 return False
             self._instruction = resolved.instruction
             self._instructions.publish(String(data=self._instruction))
-            self._action, self._began = NavAction(), time.monotonic()
             executor = None if self._nav2 is None else self._nav2.executor
             self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor, self._grammar)
             self._run.on_safety(*self._safety)
@@ -474,9 +466,14 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         else:
             goal.abort()
 
-    def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
-        feedback = Navigate.Feedback(phase=run.phase.value, distance_travelled=float(run.distance), memory=self._memory)
-        feedback.elapsed_time = to_duration(time.monotonic() - self._began)
+    def _publish_feedback(self, goal: ServerGoalHandle, phase: str, distance: float = 0.0) -> None:
+        """Publish what is new; the same again once in _FEEDBACK_S."""
+        state, now = (phase, self._action.step), time.monotonic()
+        if state == self._said[0] and now - self._said[1] < _FEEDBACK_S:
+            return
+        self._said = state, now
+        feedback = Navigate.Feedback(phase=phase, distance_travelled=float(distance))
+        feedback.elapsed_time = to_duration(now - self._began)
         for name in ("step", "kind", "distance", "angle"):
             setattr(feedback, name, getattr(self._action, name))
         goal.publish_feedback(feedback)

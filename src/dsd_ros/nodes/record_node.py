@@ -37,7 +37,7 @@ from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
 from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
-from dsd_ros.shown import counted, masked
+from dsd_ros.shown import counted, machine, masked
 
 _SAVE_S = 0.5
 _LOOK_S = 1.0  # between checks for new publishers
@@ -260,8 +260,7 @@ def _picture_of(progress: bytes) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python, ROS, and the packages that affect a decode."""
-    machine = f"{platform.system()} {platform.machine()}"
-    found = {"dsd_ros": __version__, "python": platform.python_version(), "machine": machine}
+    found = {"dsd_ros": __version__, "python": platform.python_version(), "machine": machine()}
     found["ros_distro"] = os.environ.get("ROS_DISTRO", "jazzy (wheels)")
     found["rmw"] = os.environ.get("RMW_IMPLEMENTATION", "default")
     for name in _PACKAGES:

@@ -243,7 +243,7 @@ class SupervisorNode(RunnableNode):
         self._base_frame = message.child_frame_id or self._base_frame
         stamp = seconds(message.header.stamp)
         self._supervisor.on_odometry(pose, stamp, now)
-        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.input_s:
+        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.state_s:
             q = message.pose.pose.orientation
             self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
 

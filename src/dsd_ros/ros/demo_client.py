@@ -85,6 +85,7 @@ class DemoClient:
         node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
         node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
+        node.create_subscription(MemoryAnswer, "dsd/memory_answer", self._hear, qos.LATCHED)
         if recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "dsd/navigate")
@@ -118,7 +119,7 @@ class DemoClient:
         self._instruction = instruction
         goal = Navigate.Goal(instruction=instruction, time_limit=to_duration(time_limit))
         self._ros.executor.create_task(
-            lambda: self._navigate.send_goal_async(goal, self._on_feedback).add_done_callback(self._on_accepted)
+            lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
         )
 
     def finished(self) -> bool:
@@ -160,11 +161,8 @@ class DemoClient:
             return
         handle.get_result_async().add_done_callback(self._on_result)
 
-    def _on_feedback(self, message: Any) -> None:
-        self._hear(message.feedback.memory)
-
     def _hear(self, memory: MemoryAnswer) -> None:
-        if memory.goal and not self._heard_memory:
+        if memory.goal == self._instruction and not self._heard_memory:
             self._heard_memory = True
             self._on_memory(memory)
 
@@ -174,7 +172,7 @@ class DemoClient:
         if answer is not None:
             result = answer.result
             same = {name: getattr(result, name) for name in ("answer", "sources", "instruction", "question")}
-            self._hear(MemoryAnswer(goal=self._instruction, **same))  # a result may overtake feedback
+            self._hear(MemoryAnswer(goal=self._instruction, **same))  # which may overtake the topic's
             self._result = result
 
     def _on_health(self, message: DiagnosticArray) -> None:

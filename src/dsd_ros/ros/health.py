@@ -11,7 +11,7 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
 from std_msgs.msg import String
 
-from dsd_ros.logs import OnceAMinute
+from dsd_ros.logs import LogLimit
 from dsd_ros.navigation.safety.causes import STARTING
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import steady_timer
@@ -35,7 +35,7 @@ class Health:
     def __init__(self, node: Node, hardware: str = "", heartbeat: bool = False) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._lasting = OnceAMinute()
+        self._lasting = LogLimit()
         self._status = DiagnosticStatus(
             level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message=STARTING,
             hardware_id=hardware,

@@ -69,6 +69,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         self._closing = threading.Event()
         self._active = False
         self._by_hand = False
+        self._starter: threading.Thread | None = None
         self._calm_until = time.monotonic() + _START_S
         self._health = health.Health(self, hardware, heartbeat)
         self._rcl_change_state = self._service_change_state.callback
@@ -117,7 +118,8 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     def autostart(self) -> None:
         """Activate the node from a thread if the parameter ``autostart`` is set."""
         if self._settings.autostart:
-            threading.Thread(target=self._start, name="autostart", daemon=True).start()
+            self._starter = threading.Thread(target=self._start, name="autostart", daemon=True)
+            self._starter.start()
 
     def give_up(self, sentence: str, exit_code: int = EXIT_GAVE_UP) -> None:
         """End the process with this sentence. Thread-safe."""
@@ -136,7 +138,12 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         self.give_back()
 
     def destroy_node(self) -> None:
-        """Also drop rclpy's state machine, which would keep the participant and its shared memory alive."""
+        """Also drop rclpy's state machine, which would keep the participant and its shared memory alive.
+
+        Waits for a transition of the autostart that :meth:`close` has interrupted; a process has ``close_s`` for that.
+        """
+        if self._starter is not None:
+            self._starter.join()
         super().destroy_node()
         self._state_machine = _GONE
 
@@ -205,7 +212,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
                 if self.state == "unconfigured" and self.trigger_configure() != SUCCESS:
                     self.give_up(self.reason, EXIT_BAD_START)
                     return
-                if self.trigger_activate() == SUCCESS or self.failure is not None:
+                if self._closing.is_set() or self.trigger_activate() == SUCCESS or self.failure is not None:
                     return
             self._closing.wait(backoff.next_delay())
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dsd_ros.logs import OnceAMinute
+from dsd_ros.logs import LogLimit
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout, TokenSource, token_now
 from dsd_ros.wire.messages import (
     NONCE_BYTES,
@@ -170,7 +170,7 @@ class Dropped:
 
     def __init__(self) -> None:
         self.count = 0
-        self._lines = OnceAMinute()
+        self._lines = LogLimit()
         self._lock = threading.Lock()
 
     def add(self, message: Message, fault: str) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dsd_ros.logs import OnceAMinute
+from dsd_ros.logs import LogLimit
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import Message
 
@@ -121,7 +121,7 @@ class Connection:
         self.channel = channel  # the caller's to close
         self.up = False
         self.backoff = Backoff()
-        self._waits = OnceAMinute()
+        self._waits = LogLimit()
         self._sending = threading.Lock()
 
     @property

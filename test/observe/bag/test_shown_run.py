@@ -24,6 +24,7 @@ from dsd_ros.observe.bag.html_report import page as report_of
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import Run, read_run
 from dsd_ros.observe.bag.shown_run import feed_of
+from dsd_ros.observe.view import web
 from dsd_ros.observe.view.web import PageFeed, WebServer
 
 BAGS = Path(__file__).parents[2] / "bags"
@@ -127,7 +128,20 @@ def test_a_report_has_the_outcome_and_every_reply(faults):
     body = content.split("</style>")[1]
     assert body.index("find the silver bottle") < body.index("ARRIVED: ") < body.index("<img")
     assert body.count("<details>") == body.count("<img") == len(faults.steps)
-    assert all(html.escape(step.text) in body for step in faults.steps) and "verify" in body
+    plain = html.unescape(re.sub(r"<[^>]*>", "", body)).replace("\n", " ")
+    whole = [step for step in faults.steps if not any(found["rejected"] for found in step.rounds)]
+    assert whole and all(step.text.replace("\n", " ") in plain for step in whole)
+    assert "verify" in body and {"accepted", "own", "rejected"} <= set(re.findall(r'<span class="(\w+)', body))
+
+
+def test_a_report_says_when_on_what_and_from_which_seed_in_the_pages_colours(faults):
+    content = report_of(faults)
+    (line,) = re.findall(r"^recorded .*$", content, re.MULTILINE)
+    assert re.search(r"recorded 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC by dsd_ros \d+\.\d+\.\d+ on Linux x86_64, ", line)
+    assert line.endswith("seed of the world 24, seed of the sampling 0")
+    page = Path(web.__file__).with_name("page.html").read_text()
+    colours = re.findall(r"--\w+: #\w+", content)
+    assert len(colours) > 6 and all(f"{colour};" in page for colour in colours)
 
 
 @needs_browser

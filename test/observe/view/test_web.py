@@ -272,8 +272,15 @@ def shared_browser() -> Iterator[Page]:
 def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser, mode, width, height):
     page, before, feed = shared_browser, len(shared_browser.requests()), sample_feed(mode)
     of_mode = {
-        "stream": ("passes per token", "as fast as the target alone (estimate)", "Reply, pass by pass"),
+        "stream": (
+            "60 % of the tokens came from drafts: replies were about 1.4 times", "passes per token",
+            "as fast as the target alone (estimate)", "Reply, pass by pass",
+        ),
         "fsd": ("tokens per round (tau)", "T_c, one way", "drafted ahead", "Reply, round by round"),
+    }  # fmt: skip
+    needed = {
+        "stream": {"T_q, one pass in the target", "T_q, target"},
+        "fsd": {"tokens per round (tau)", "tau", "miss rate"},
     }
     with heard(feed), served(feed) as server:
         page.open(server.page(), width, height, phone=width < 400)
@@ -287,6 +294,9 @@ def test_a_browser_shows_all_of_it_readably_and_asks_nobody_else(shared_browser,
             "The Viola is silver <b>.", "from things.md, cloud",
         ):  # fmt: skip
             assert word in text, word
+        page.until("document.querySelector('#run .explained')")
+        means = page.value("[...document.querySelectorAll('.explained')].map(e => [e.textContent, e.title])")
+        assert needed[mode] <= {name for name, title in means if len(title) > 30}
         for word in (*(of_mode.keys() - {mode}), *(of_mode["fsd"] if mode == "stream" else of_mode["stream"])):
             assert word not in text, word
         # Tokens are text in their colours, and the picture has no text drawn on it.
@@ -387,6 +397,13 @@ def test_a_finished_run_looks_finished_and_a_lost_connection_unmistakable(shared
         page.open(server.page(), 1280, 800)
         page.until("document.getElementById('age').textContent.endsWith('s old')")
         assert page.value("document.getElementById('outcome').hidden") and page.value(alarm) == ""
+        waits = {"ok": False, "text": "waiting for the verifier: no answer", "gone": False, "waits": True}
+        feed.add("link", waits, at=9.2)
+        page.until(f"({alarm}) === 'Waiting for the verifier: no answer'")
+        chip = "[...document.querySelectorAll('#facts li')].find(e => e.textContent.startsWith('waiting for'))"
+        for amber in (chip, "document.getElementById('alarm')"):
+            assert page.value(f"getComputedStyle({amber}).backgroundColor") == "rgb(255, 241, 194)"
+        assert page.value(CONTRAST)[1] == []
         feed.add("link", {"ok": False, "text": "link lost: no answer", "gone": False}, at=9.5)
         page.until(f"({alarm}) === 'Link to the verifier: link lost: no answer'")
         assert "LINK LOST" in page.value(facts)

@@ -28,7 +28,7 @@ def sample_reply() -> ShownReply:
                 drafted=accepted + len(rejected), accepted=accepted, rejected=rejected, source=source,
                 gained=tuple(word + " " for word in words.split()), ready=ready, began=began, draft=draft,
                 wait=0.05, verify=0.03, model=0.012, exits=((2, 0.022), (4, 0.028), (6, 0.034)),
-                first_exit=4, predrafts=3,
+                first_exit=4, predrafts=3, depth=accepted + len(rejected),
             )
         )  # fmt: skip
         began += draft + 0.052

@@ -39,9 +39,9 @@ _SCANNED = 4096  # vectors compared at a time
 _ASKED = 8192  # characters of a query
 
 _TABLES = """
-CREATE TABLE chunks (id INTEGER PRIMARY KEY, source TEXT NOT NULL, heading TEXT NOT NULL, vector BLOB NOT NULL);
-CREATE INDEX sources ON chunks (source);
-CREATE VIRTUAL TABLE words USING fts5(text, tokenize='porter unicode61');
+TABLE IF NOT EXISTS chunks (id INTEGER PRIMARY KEY, source TEXT NOT NULL, heading TEXT NOT NULL, vector BLOB NOT NULL);
+INDEX IF NOT EXISTS sources ON chunks (source);
+VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, tokenize='porter unicode61');
 """
 
 # Words that nearly every text has: BM25 gives them no weight, and finding them all takes longest.
@@ -87,12 +87,14 @@ class Listed(NamedTuple):
 class Store:
     """Documents in a folder, or in memory; a ``retrieval.Retriever``. Threads may share one."""
 
-    def __init__(self, directory: Path | None, encoder: Encoder) -> None:
+    def __init__(self, directory: Path | None, encoder: Encoder | None) -> None:
         """Open the store in ``directory``, which is created if it is missing; None: in memory, until it is closed.
+
+        :param encoder: None: to list and to remove documents only, for which no model need be loaded.
 
         StoreError if the folder cannot be used, or was made with another embedding model.
         """
-        self._encoder, self._lock = encoder, threading.Lock()
+        self._given, self._lock = encoder, threading.Lock()
         self._path = None if directory is None else directory / DOCUMENTS_FILE
         with self._errors_as_sentences():
             if directory is not None:
@@ -101,18 +103,23 @@ class Store:
             self._db = sqlite3.connect(
                 self._path or ":memory:", timeout=WAIT_S, isolation_level=None, check_same_thread=False
             )
-        made_with = int(key_of(encoder.fingerprint)[:7], 16) or 1  # 0: nothing was made yet
+        made_with = 0 if encoder is None else int(key_of(encoder.fingerprint)[:7], 16) or 1  # 0: not known yet
         if self._version() == 0:
             with self._transaction() as db:
                 if self._version() == 0:  # another process may have been first
                     for statement in _TABLES.strip().split("\n"):
-                        db.execute(statement)
+                        db.execute(f"CREATE {statement}")
                     db.execute(f"PRAGMA user_version = {made_with}")
-        if self._version() != made_with:
+        if encoder is not None and self._version() != made_with:
             self.close()
             raise StoreError(
                 f"{self._path} was made with another embedding model; delete it and add its documents again"
             )
+
+    @property
+    def _encoder(self) -> Encoder:
+        assert self._given is not None, "opened to list and to remove only"
+        return self._given
 
     def _version(self) -> int:
         with self._errors_as_sentences():

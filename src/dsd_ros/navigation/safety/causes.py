@@ -12,6 +12,7 @@ from dsd_ros.navigation.run.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
 STARTING = "starting"  # what a node reports before it is ready
+WAITING = "waiting for the verifier"  # what the draft node reports while an answer is overdue
 
 
 class Source(IntEnum):
@@ -102,13 +103,16 @@ STILL = Motion()
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long inputs stay fresh. Those that stop a moving robot are limited to half a second."""
+    """How long inputs stay fresh. What the robot is told and what is ahead of it holds for half a second at most."""
 
     input_s: float = option(
+        0.4, "a command, the deadman's 'held' or a reading ahead is valid for this long, s", 0.1, 0.5
+    )
+    state_s: float = option(
         0.4,
-        "a command, the deadman's 'held', a pose, an IMU sample or a reading ahead is valid for this long, s",
+        "a pose or an IMU sample is valid for this long, s; up to that long a robot tilts or slips unseen",
         0.1,
-        0.5,
+        2.0,
     )
     release_s: float = option(
         0.0, "a joystick at zero gives the robot back after this long, s; 0: when it falls silent", 0.0, 10.0

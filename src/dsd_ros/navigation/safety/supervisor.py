@@ -303,10 +303,10 @@ class Supervisor:
             found[Cause.TILT] = f"The body leans more than {math.degrees(limits.tilt):.0f} degrees."
         if operator:
             found[Cause.OPERATOR] = "The operator drives the robot."
-        if not self._odometry.fresh(now, times.input_s):
-            found[Cause.ODOMETRY_STALE] = self._odometry.trouble("The odometry", now, times.input_s)
-        if required.imu and not self._imu.fresh(now, times.input_s):
-            found[Cause.STATE_STALE] = self._imu.trouble("The robot's imu", now, times.input_s)
+        if not self._odometry.fresh(now, times.state_s):
+            found[Cause.ODOMETRY_STALE] = self._odometry.trouble("The odometry", now, times.state_s)
+        if required.imu and not self._imu.fresh(now, times.state_s):
+            found[Cause.STATE_STALE] = self._imu.trouble("The robot's imu", now, times.state_s)
         if required.camera != "none" and not self._camera.fresh(now, times.camera_s):
             found[Cause.CAMERA_STALE] = self._camera.trouble("The camera", now, times.camera_s)
         self._look_ahead(found, now)

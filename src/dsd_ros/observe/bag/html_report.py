@@ -11,9 +11,14 @@ from string import Template
 from dsd_ros.decoding.modes import unit_of
 from dsd_ros.observe.bag.report import aligned, gained, summary, summary_lines, table_of
 from dsd_ros.observe.bag.run import RecordedStep, Run, picture_sent, pictures_of
+from dsd_ros.observe.view.events import tokens_of
 from dsd_ros.shown import counted
 
 _SHOWN = 60  # steps shown with their pictures, which keeps the page small
+_LEGEND = (
+    ("accepted", "drafted, accepted"), ("rejected", "drafted, rejected"),
+    ("counted", "[n]: n rejected of a tree"), ("own", "the target's own"),
+)  # fmt: skip
 _PAGE = Path(__file__).with_name("report.html")
 
 
@@ -23,10 +28,12 @@ def page(run: Run) -> str:
     for step in run.steps[:_SHOWN]:
         if step.stamp not in pictures and (sent := picture_sent(step)) is not None:
             pictures[step.stamp] = sent
+    replies = "\n".join(_reply(run, step, pictures.get(step.stamp, b"")) for step in run.steps)
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape("; ".join(summary(run)["instructions"]) or f"Run of {run.bag.path.name}"),
         summary=html.escape("\n".join(summary_lines(run))),
-        replies="\n".join(_reply(run, step, pictures.get(step.stamp, b"")) for step in run.steps),
+        legend=" ".join(f'<span class="{kind}">{text}</span>' for kind, text in _LEGEND if f'class="{kind}' in replies),
+        replies=replies,
     )
 
 
@@ -39,9 +46,14 @@ def _reply(run: Run, step: RecordedStep, picture: bytes) -> str:
         form = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
         source = f"data:image/{form};base64,{base64.b64encode(picture).decode()}"
         shown = f'<img alt="picture of step {step.number}" src="{source}">'
+    tokens = "".join(
+        f'<span class="{kind}{" ahead" * ahead}">{html.escape(text)}</span>'
+        for text, kind, ahead in tokens_of(step.shown)
+    )
     rounds = "\n".join(aligned(table_of(step.rounds, unit)))
     return (
-        f"<article><h2>{html.escape(title)}</h2>{shown}<p>{html.escape(step.text)}</p><p>{html.escape(cost)}</p>"
+        f"<article><h2>{html.escape(title)}</h2>{shown}"
+        f'<p class="tokens">{tokens or html.escape(step.text)}</p><p class="cost">{html.escape(cost)}</p>'
         f"<details><summary>{counted(len(step.rounds), unit)}</summary><pre>{html.escape(rounds)}</pre></details>"
         "</article>"
     )

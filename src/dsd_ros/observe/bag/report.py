@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,12 @@ def summary(run: Run) -> dict[str, Any]:
     predrafts = any(s.get("exits") or s.get("predrafts_used") for s in stats)
     return {
         "bag": str(run.bag.path),
+        "recorded": datetime.fromtimestamp(run.began * 1e-9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "seeds": {
+            what: run.parameters_of(node)[name]
+            for what, node, name in (("world", "simulator_node", "seed"), ("sampling", "draft_node", "decode.seed"))
+            if name in run.parameters_of(node)
+        },
         "notes": run.bag.notes,
         "whole": run.bag.whole,
         "seconds": round(run.seconds, 3),
@@ -96,6 +103,9 @@ def summary_lines(run: Run) -> list[str]:
     )
     lines = [
         f"{s['bag']}: {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics",
+        f"recorded {s['recorded']} by dsd_ros {s['versions'].get('dsd_ros', 'of an unknown version')} on "
+        f"{s['versions'].get('machine', 'an unknown machine')}"
+        + "".join(f", seed of the {what} {seed}" for what, seed in s["seeds"].items()),
         *(f"note: {note}" for note in s["notes"]),
         f"instruction: {'; '.join(s['instructions']) or 'none'}",
         f"mode {', '.join(s['modes']) or 'unknown'} over {', '.join(s['transports']) or 'nothing'}, "

@@ -18,6 +18,7 @@ from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 from dsd_ros.observe.view.run_state import RunState
+from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.pictures import raw_rgb
 from dsd_ros.shown import seconds_name
 from dsd_ros.wire.messages import PROTOCOL_VERSION
@@ -40,6 +41,7 @@ class RecordedStep:
     tokens: list[int] | None
     stats: dict[str, Any]
     rounds: list[dict[str, Any]]
+    shown: ShownReply  # the reply as views show it
     executed: str = ""  # the action that the navigation node announced; empty: none
     verified: bool = True
     grammar: Grammar | None = None  # None: the shipped models'
@@ -171,7 +173,7 @@ class _Reading:
         self._run = run
         self._traffic = TrafficLog()
         self._texts: dict[int, list[str]] = {}
-        self._rounds: dict[int, list[dict[int, dict[str, Any]]]] = {}
+        self._rounds: dict[int, list[dict[int, tuple[dict[str, Any], Round]]]] = {}
         self._stats: list[tuple[Any, int]] = []
         self._state, self._held = RunState(run.bag.namespace), False
         self._last_pose = -(2**63)
@@ -206,7 +208,7 @@ class _Reading:
         number = int(message.rounds)
         if not of_stamp or number <= max(of_stamp[-1], default=0):
             of_stamp.append({})
-        of_stamp[-1][number] = {"round": number} | plain(message.last_round)
+        of_stamp[-1][number] = {"round": number} | plain(message.last_round), Round.of(message.last_round)
 
     def _watch(self, at: int) -> None:
         """Note when the robot was held and let go, and how its goals ended."""
@@ -268,7 +270,7 @@ class _Reading:
             stats["speculative_decoding"] = plain(drafts) if drafts.num_spec_tokens else None
             texts, rounds = self._texts.get(stamp, []), self._rounds.get(stamp, [])
             text = texts.pop(0) if texts else ""
-            mine: dict[int, dict[str, Any]] = {}
+            mine: dict[int, tuple[dict[str, Any], Round]] = {}
             while rounds and len(mine) < stats["rounds"]:  # an abandoned reply may come first
                 mine = rounds.pop(0)
             traffic = self._traffic.before(at)
@@ -283,7 +285,10 @@ class _Reading:
                     reply=traffic.reply if traffic is not None else 0,
                     tokens=traffic.tokens(int(stats["tokens"])) if traffic is not None else None,
                     stats=stats,
-                    rounds=[mine[key] for key in sorted(mine)],
+                    rounds=[mine[key][0] for key in sorted(mine)],
+                    shown=ShownReply(
+                        text=text, rounds=tuple(mine[key][1] for key in sorted(mine)), mode=stats["mode"], done=True
+                    ),
                     executed=executed_phrase(action, self._run.grammar) if action is not None else "",
                     verified=bool(action.verified) if action is not None else True,
                     grammar=self._run.grammar,

@@ -16,7 +16,6 @@ from dsd_ros.shown import LINES, shown
 
 CUBE, CYLINDER = 1, 3  # of visualization_msgs/Marker
 _WARN, _ERROR = 30, 40  # of rcl_interfaces/Log
-_KINDS = {ACCEPTED: "accepted", OWN: "own"}
 
 
 def world_event(markers: Iterable[Any]) -> list[dict[str, Any]]:
@@ -38,11 +37,20 @@ def world_event(markers: Iterable[Any]) -> list[dict[str, Any]]:
     return things
 
 
+def tokens_of(reply: ShownReply) -> list[tuple[str, str, bool]]:
+    """Each token, its fate (accepted, rejected, own; counted: rejected of a tree), whether it was drafted ahead."""
+    kinds = {ACCEPTED: "accepted", OWN: "own"}
+    return [
+        (text, kinds.get(colour, "rejected" if struck else "counted"), ahead)
+        for text, colour, struck, ahead in token_run(reply)
+    ]
+
+
 def reply_event(reply: ShownReply, number: int) -> dict[str, Any]:
     """A reply with its tokens and swim lanes, so far as it is verified."""
-    tokens = [(text, _KINDS.get(colour, "rejected"), ahead) for text, colour, _, ahead in token_run(reply)]
     return {
-        "n": number, "instruction": reply.instruction, "text": reply.text, "done": reply.done, "tokens": tokens,
+        "n": number, "instruction": reply.instruction, "text": reply.text, "done": reply.done,
+        "tokens": tokens_of(reply),
         "unit": unit_of(reply.mode), "legend": fates_of(reply.mode), "lanes": lanes_of(reply.mode),
         "spans": [(s.lane, round(s.start, 4), round(s.end, 4), s.what, s.round, s.label) for s in spans_of(reply)],
         "exits": [(round(e.at, 4), e.layer, e.held) for e in exits_of(reply)],
@@ -50,10 +58,11 @@ def reply_event(reply: ShownReply, number: int) -> dict[str, Any]:
 
 
 def stats_event(figures: Figures) -> dict[str, Any]:
-    """The newest reply's cost, 0 where a figure means nothing in its mode, and the table of figures."""
+    """The newest reply's cost, 0 where a figure means nothing in its mode; the run's figures, and what was gained."""
     new = figures.newest
     return {
         "mode": new.mode, "transport": new.transport, "replies": figures.replies, "rows": figures.rows(),
+        "gained": figures.gained(),
         "seconds": round(new.seconds, 4), "tau": 0 if streams(new.mode) else round(new.tau, 3),
         "share": round(new.draft_share, 3), "sooner": round(new.sooner, 3),
         "tq": round(new.verify_round_seconds, 5), "tc": round(new.link_delay_seconds, 5),

@@ -104,6 +104,17 @@ class Figures:
     def seconds_per_action(self) -> float:
         return self.step_seconds / self.steps if self.steps else 0.0
 
+    def gained(self) -> str:
+        """What the drafts gained in the run, in a sentence; empty where nothing is drafted."""
+        if not self.drafted:
+            return ""
+        text = f"{percent(self.drafted / self.tokens)} of the tokens came from drafts"
+        if not streams(self.newest.mode):
+            return f"{text}: {self.tau:.1f} tokens a round in place of 1."
+        if not self.sooner:
+            return f"{text}."
+        return f"{text}: replies were about {self.sooner:.1f} times as fast as by the target alone (an estimate)."
+
     def rows(self) -> list[tuple[str, str, str]]:
         """(name, newest reply, whole run) as text: what there is in the newest reply's mode."""
         new, count, passes = self.newest, max(1, self.replies), streams(self.newest.mode)

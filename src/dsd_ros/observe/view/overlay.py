@@ -156,7 +156,8 @@ def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
     for round_ in reply.rounds:
         ahead = bool(round_.source)
         run += [(_shown(t), ACCEPTED, False, ahead) for t in round_.gained[: round_.accepted]]
-        run += [(_shown(t), REJECTED, True, ahead) for t in round_.rejected]
+        rejected = round_.rejected_text(reply.mode)
+        run += [(_shown(t), REJECTED, rejected is round_.rejected, ahead) for t in rejected]
         run += [(_shown(t), OWN, False, False) for t in round_.gained[round_.accepted :]]
     return [token for token in run if token[0]]
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from dsd_ros.navigation.safety.causes import Cause
+from dsd_ros.navigation.safety.causes import WAITING, Cause
 from dsd_ros.observe.view.events import memory_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures, seconds_of
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownMemory, ShownReply, ShownStep, Walk
@@ -114,7 +114,9 @@ class RunState:
         text, silent = (gone + bad + [(next(iter(self._links.values()))[1], False)])[0]
         self.overlay = replace(self.overlay, link=text, link_ok=not bad and not gone)
         starting = {level for level, _, _ in self._links.values()} - {_OK} == {_STALE} and not gone
-        self._report("link", {"ok": None if starting else not bad and not gone, "text": text, "gone": silent})
+        waits = bool(bad) and not gone and all(said.startswith(WAITING) for said, _ in bad)  # not lost yet
+        ok = None if starting else not bad and not gone
+        self._report("link", {"ok": ok, "text": text, "gone": silent, "waits": waits})
 
     def _report(self, kind: str, value: dict[str, Any]) -> None:
         """Add a state to the news if it has changed."""

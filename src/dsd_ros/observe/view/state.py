@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dsd_ros.decoding.modes import streams
 from dsd_ros.navigation.run.actions import ANY, action_of, format_action
 from dsd_ros.observe.view.figures import ReplyFigures, seconds_of
 
@@ -48,6 +49,12 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     depth: int = 0  # passes of the draft model meanwhile: tokens, or a tree's levels
+
+    def rejected_text(self, mode: str) -> tuple[str, ...]:
+        """The rejected tokens as they are shown: those of a tree are no text, so they are counted, as "[17]"."""
+        if streams(mode) or self.drafted <= self.depth or not self.rejected:
+            return self.rejected
+        return (f"[{len(self.rejected)}]",)
 
     @classmethod
     def of(cls, message: Any) -> Round:

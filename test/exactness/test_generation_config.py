@@ -10,6 +10,7 @@ import pytest
 from by_transformers import generated
 from restarting_channel import RestartingChannel
 from tiny_models import FAMILIES, make_tiny_model
+from tiny_text import make_tiny_text
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
@@ -182,3 +183,14 @@ def test_other_families(family, folder, drafts, picture):
     with VerifierEngine(model) as engine:
         chosen = settings(mode="stream")
         assert replies(LocalChannel(engine), drafts[1], chosen, picture) == wanted(model, chosen, picture)
+
+
+@pytest.mark.parametrize("mode", ["stream", "mc-dsd"])
+def test_text_models(mode, folder):
+    """Such as Qwen2.5 Instruct."""
+    directory = make_tiny_text(folder / f"text-{mode}", 5, kind="qwen2")
+    (directory / "generation_config.json").write_text(json.dumps(ENDS | OPTIONS))
+    draft = make_tiny_text(folder / f"draft-{mode}", 5, kind="qwen2", noise=0.1)
+    model, draft = (load_model(ModelSettings(str(path))) for path in (directory, draft))
+    with VerifierEngine(model) as engine, EdgeSession(LocalChannel(engine), draft, settings(mode=mode)) as session:
+        assert session.decode(None, "find it").tokens == generated(model, None, "find it", settings())

@@ -40,8 +40,12 @@ def generated(model, image, instruction: str, settings, number: int = 1, constra
 
     What it does not know, processors after its own do: padding is no token, a constraint, shared noise.
     """
-    pixels, grid = model.images(image)
-    ids = model.prompt_tokens(instruction, int(grid.prod()) // model.images.merge_size**2)
+    shown, count = {}, 0
+    if image is not None:
+        pixels, grid = model.images(image)
+        shown, count = {"pixel_values": pixels, "image_grid_thw": grid}, int(grid.prod()) // model.images.merge_size**2
+        model.hf.model.rope_deltas = None
+    ids = model.prompt_tokens(instruction, count)
     known = torch.arange(model.vocab_size) < model.tokenizer.get_vocab_size(with_added_tokens=True)
     rules: list[Change] = [lambda _, row: row.where(known, -torch.inf)]
     if constraint is not None:
@@ -54,12 +58,11 @@ def generated(model, image, instruction: str, settings, number: int = 1, constra
             ).float()
         )
     asked = torch.tensor([ids])
-    model.hf.model.rope_deltas = None
+    if shown:
+        shown["mm_token_type_ids"] = (asked == model.hf.config.image_token_id).int()
     found = model.hf.generate(
         input_ids=asked,
-        pixel_values=pixels,
-        image_grid_thw=grid,
-        mm_token_type_ids=(asked == model.hf.config.image_token_id).int(),
+        **shown,
         attention_mask=torch.ones_like(asked),
         logits_processor=LogitsProcessorList(_Also(len(ids), rule) for rule in rules),
         max_new_tokens=settings.max_tokens,

@@ -17,7 +17,7 @@ tokens = st.integers(0, SIZE - 2)
 words = st.lists(tokens, min_size=1, max_size=3)
 penalties = st.sampled_from([0.7, 1.05, 1.3, 3.0])
 OPTIONS = {
-    "sequence_bias": st.lists(st.tuples(words, st.floats(-5, 5, width=32)).map(list), min_size=1, max_size=4),
+    "sequence_bias": st.lists(st.tuples(words, st.floats(-5, 5)).map(list), min_size=1, max_size=4),
     "encoder_repetition_penalty": penalties,
     "repetition_penalty": penalties,
     "no_repeat_ngram_size": st.integers(0, 4),

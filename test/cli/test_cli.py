@@ -160,11 +160,11 @@ def test_doctor_says_what_a_machine_without_models_lacks(capsys, monkeypatch, tm
 
 def test_doctor_examines_an_own_model(capsys, tmp_path):
     own = make_tiny_model(tmp_path / "own")
-    for penalty, detail in (1.0, "own, qwen2_vl"), (1.05, "own, qwen2_vl; not followed: repetition_penalty of"):
-        (own / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
+    for beams, detail in (1, "own, qwen2_vl"), (4, "own, qwen2_vl; not followed: num_beams of"):
+        (own / "generation_config.json").write_text(json.dumps({"num_beams": beams, "repetition_penalty": 1.05}))
         findings = json.loads(dsd(capsys, "doctor", "--role", "cloud", "--model", own, "--json")[1])
         (model,) = (finding for finding in findings if finding["name"] == "model")
-        assert model["ok"] and model["detail"].startswith(detail) and (penalty > 1 or model["detail"] == detail)
+        assert model["ok"] and model["detail"].startswith(detail) and (beams > 1 or model["detail"] == detail)
 
 
 def test_doctor_finds_this_machine_fit_for_the_demo(capsys):

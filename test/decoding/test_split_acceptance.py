@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from law import joint_law
 
+from dsd_ros.decoding import rejection
 from dsd_ros.decoding.methods import DraftVerdict, Result, RoundContext, split
 from dsd_ros.decoding.methods.split import LEAST_CHANCE, rounded_up, split_residual
 from dsd_ros.decoding.settings import SamplingSettings
-from dsd_ros.decoding.tree import TokenTree
+from dsd_ros.decoding.tree import ROOT, TokenTree
 
 
 def test_a_forecast_of_the_recovered_token_mostly_comes_true():
@@ -36,20 +38,61 @@ def test_a_forecast_of_the_recovered_token_mostly_comes_true():
     assert split.forecast(known, tree, context) is known
 
 
-def test_the_recovered_token_is_drawn_from_the_residual(monkeypatch):
-    """From that of the rounded chances, which coarse ones tell from max(0, p - q)."""
+class Uniform:
+    """A random number that is decided when it is compared with something, so that ``law`` can enumerate both ways."""
+
+    def __init__(self, rng, scale: float = 1.0) -> None:
+        self.rng, self.scale = rng, scale
+
+    def __mul__(self, factor: float) -> Uniform:
+        return Uniform(self.rng, self.scale * factor)
+
+    def __lt__(self, bound: float) -> bool:
+        return bool(self.rng.binomial(1, min(1.0, bound / self.scale)))
+
+    def __ge__(self, bound: float) -> bool:
+        return not self < bound
+
+
+def drawn(weights: torch.Tensor, rng) -> int:
+    chances = weights.double().numpy()
+    return rng.choice(len(chances), chances / chances.sum())
+
+
+@pytest.mark.parametrize(("expansion", "size"), [((1,), 3), ((1, 1), 3), ((2,), 3), ((2, 2), 2)])
+def test_what_cloud_and_robot_emit_together_is_the_target(monkeypatch, expansion, size):
+    """By enumeration of all draws, with coarse chances, whose residual is another than max(0, p - q)."""
     monkeypatch.setattr(split, "rounded_up", coarse)
-    sampling, tree, size = SamplingSettings(temperature=1.0), TokenTree.chain([3, 5]), 6
-    p, q = torch.tensor([0.3, 0.15, 0.25, 0.1, 0.1, 0.1]), torch.tensor([0.05, 0.3, 0.05, 0.05, 0.05, 0.5])
-    counts = torch.zeros(size)
-    for seed in range(1500):
-        context = RoundContext(sampling, seed, 1, 2, 7)
-        draft = SimpleNamespace(tree=tree, q=[q, q], context=context)
-        result = split.finish(draft, Result(1, 0, split.pack_target(p[None], False), size))
-        assert result.accepted == 1 and result.recovered == (result.next_token,)
-        counts[result.next_token] += 1
-    wanted = torch.tensor([0.25, 0.06, 0.2, 0.05, 0.05, 0.0])  # p - q min(1, p / r)
-    assert (counts / counts.sum()).tolist() == pytest.approx((wanted / wanted.sum()).tolist(), abs=0.03)
+    monkeypatch.setattr(split, "choose", drawn)  # by the noise
+    for module in (split, rejection):
+        monkeypatch.setattr(module, "sample", lambda weights, generator: drawn(weights, generator.random().rng))
+
+    def after(seed: int, tokens: list[int]) -> torch.Tensor:
+        return row(int("".join(map(str, (seed, *tokens)))), size)
+
+    def round_(before: list[int], rng) -> tuple[int, ...]:
+        paths, tree = [before], TokenTree((), ())
+        for level in range(len(expansion)):
+            for node in [ROOT] if level == 0 else [n for n, depth in enumerate(tree.depths) if depth == level]:
+                for _ in range(expansion[level]):
+                    x = drawn(after(2, paths[node + 1]), rng)
+                    tree = TokenTree((*tree.tokens, x), (*tree.parents, node))
+                    paths.append([*paths[node + 1], x])
+        context = SimpleNamespace(
+            p=lambda rows: rows, generator=lambda _: SimpleNamespace(random=lambda: Uniform(rng)),
+            noise=lambda *_: rng, start=0,
+        )  # fmt: skip
+        draft = SimpleNamespace(tree=tree, q=[after(2, paths[node + 1]) for node in tree.inner], context=context)
+        r = [float(coarse(after(2, path[:-1]))[path[-1]]) for path in paths[1:]]
+        p = torch.stack([after(1, path) for path in paths])
+        verdict = split.verify(tree, r, p, context)
+        target = b"" if verdict.target is None else split.pack_target(verdict.target, tree.branches)
+        result = split.finish(draft, Result(verdict.accepted, verdict.next_token, target, size))
+        return (*tree.tokens_of(tree.path_to(result.accepted - 1)), result.next_token)
+
+    joint = joint_law(round_, size, 2)
+    alone = [[float(after(1, [])[x] * after(1, [x])[y]) for y in range(size)] for x in range(size)]
+    assert joint == pytest.approx(np.array(alone), abs=1e-5)
 
 
 def row(seed: int, size: int) -> torch.Tensor:

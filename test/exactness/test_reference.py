@@ -59,6 +59,7 @@ DRAWN = {
     ],
 }  # fmt: skip
 SAMPLINGS = ({}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.8})
+OPTIONS = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 4, "suppress_tokens": [1], "bad_words_ids": [[2, 3]]}
 SHORT = {"draft_length": 3, "top_k_proof": 2, "tree_expansion": "2,2", "temperature": 1.0, "seed": 7, "max_tokens": 48}
 LONG = {"max_tokens": 200}
 
@@ -75,9 +76,9 @@ def replies(channel, count: int = 2, model: TableModel = DRAFT, **values) -> lis
         return [session.decode(IMAGE, f"go {n}").tokens for n in range(count)]
 
 
-def by_reference(count: int = 2, **values) -> list[list[int]]:
+def by_reference(count: int = 2, pair=(TARGET, DRAFT), **values) -> list[list[int]]:
     settings = DecodeSettings(**values)
-    return [drawn_reply(TARGET, DRAFT, IMAGE, f"go {n}", settings, n + 1) for n in range(count)]
+    return [drawn_reply(*pair, IMAGE, f"go {n}", settings, n + 1) for n in range(count)]
 
 
 def test_greedy_says_what_the_reference_says(engine):
@@ -114,6 +115,29 @@ def test_what_draws_draws_what_the_reference_draws(engine, monkeypatch, name, sa
     assert found[0] != found[1]
     for values in others:
         assert replies(LocalChannel(engine), **values) == found, values
+
+
+def test_options_of_generation_config_count_in_every_mode():
+    target = TableModel(4, ends=False, options=OPTIONS)
+    draft = TableModel(4, ends=False, noise=0.6, padding=3, options=OPTIONS)
+    with VerifierEngine(target) as engine:
+
+        def found(**values):
+            return replies(LocalChannel(engine), model=draft, **values)
+
+        wanted = [greedy_reply(target, draft, IMAGE, f"go {n}", 24) for n in range(2)]
+        assert wanted != [greedy_reply(TARGET, DRAFT, IMAGE, f"go {n}", 24) for n in range(2)]
+        for name, values in GREEDY.items():
+            assert found(**values) == wanted, name
+        settings = DecodeSettings(mode="coupled", temperature=0.9, max_tokens=24, seed=3)
+        wanted = [coupled_reply(target, draft, IMAGE, f"go {n}", settings, n + 1) for n in range(2)]
+        for name, values in COUPLED.items():
+            assert found(**values) == wanted, name
+        for name in ("full", "split", "truncated", "full tree", "truncated tree"):
+            first, *others = (SHORT | values for values in DRAWN[name])
+            wanted = by_reference(pair=(target, draft), **first)
+            for values in (first, *others):
+                assert found(**values) == wanted, values
 
 
 # ---------------------------------------------------------------------------- wrong rules

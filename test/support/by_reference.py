@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from by_transformers import processors
 
 from dsd_ros.decoding import reference
 from dsd_ros.decoding.coupling import gumbel
@@ -21,16 +22,22 @@ GREEDY = SamplingSettings()
 
 
 def model_of(model, image, instruction: str, sampling: SamplingSettings = GREEDY, size: int = 0) -> reference.Model:
-    """The next token's distribution after each reply, from passes of its own; ``size``: padded to so many ids."""
+    """The next token's distribution after each reply, from passes of its own; ``size``: padded to so many ids.
+
+    A TableModel's ``options`` are applied by transformers' own processors.
+    """
     rows: dict[tuple[int, ...], np.ndarray] = {}
     prompt = model.prefill(image, instruction)
+    options = getattr(model, "options", None)
+    change = processors(options, [*model.eos_token_ids], model.prompt(image, instruction)) if options else None
 
     def next_token(tokens: list[int]) -> np.ndarray:
         key = tuple(tokens)
         if key not in rows:
             sequence = prompt.fork()
             sequence.append(tokens)
-            row = transform(sequence.next_logits(), sampling).double().numpy()
+            logits = sequence.next_logits() if change is None else change(tokens, sequence.next_logits())
+            row = transform(logits, sampling).double().numpy()
             rows[key] = np.pad(row / row.sum(), (0, max(0, size - len(row))))
         return rows[key]
 

@@ -7,9 +7,13 @@ and a draft that is not rolled back shows. It advances through the package's own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import torch
 
+from dsd_ros.decoding.generation import LogitsProcessor, TokenOptions
 from dsd_ros.decoding.tree import node_depths
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import PromptPart, Sequence
@@ -54,12 +58,14 @@ class TableModel:
         ends: bool = True,
         max_length: int = 512,
         period: int = 0,
+        options: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         """``noise`` perturbs the logits of ``seed``'s table, which makes a draft of a target.
 
         With a ``period`` the reply forgets what came before every so many tokens: each period is then
-        an independent draw of the same joint distribution.
+        an independent draw of the same joint distribution. ``options``: of generation_config.json.
         """
+        self.options = options
         real = np.random.default_rng(seed).normal(0, spread, (vocab_size,) * 3)
         real += noise * np.random.default_rng(seed + 1).normal(0, 1, real.shape)
         if not ends:
@@ -83,14 +89,20 @@ class TableModel:
         return sequence
 
     def open(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
+        prompt = self.prompt(image, instruction, history)
+        ids = torch.tensor([[[token] for token in prompt]])
+        sequence = Sequence(self, _Tokens([]), prompt[-1], 0, None, PromptPart(ids, (ids, ids)))
+        if options := TokenOptions.read(self.options):
+            sequence.processor = LogitsProcessor(options, self.eos_token_ids, prompt)
+        return sequence
+
+    def prompt(self, image: np.ndarray | None, instruction: str, history=()) -> list[int]:
         """The pictures' first pixels and the lengths of the texts choose the start of the reply."""
         size = len(self.table)
         first = 0 if image is None else int(image.flat[0])
         for number, (earlier, action) in enumerate(history, 2):
             first += number * int(earlier.flat[0]) + len(action)
-        first %= size
-        ids = torch.tensor([[[first], [len(instruction) % size]]])
-        return Sequence(self, _Tokens([]), int(ids[0, -1]), 0, None, PromptPart(ids, (ids, ids)))
+        return [first % size, len(instruction) % size]
 
     def begin(self) -> Sequence:
         """A sequence of nothing; what is appended first stands for the prompt, two tokens or more."""

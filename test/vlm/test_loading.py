@@ -13,6 +13,7 @@ from tiny_models import TOKENS, make_tiny_model, make_tokenizer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.paths import models_directory
 from dsd_ros.vlm.errors import ModelError, PromptError
@@ -351,13 +352,18 @@ def test_no_instruction_contains_a_special_token_however_it_is_written(own_direc
 
 def test_what_generate_would_follow_and_a_reply_does_not_is_named(own_directory, caplog):
     file = own_directory / "generation_config.json"
-    edit_json(file, do_sample=True, temperature=0.1, repetition_penalty=1.0, suppress_tokens=[], num_beams=1)
-    load_front(ModelSettings(str(own_directory)))
+    edit_json(file, do_sample=True, temperature=0.1, repetition_penalty=1.05, suppress_tokens=[3], num_beams=1)
+    assert load_front(ModelSettings(str(own_directory))).token_options == TokenOptions(
+        repetition_penalty=1.05, suppress_tokens=(3,)
+    )
     assert not caplog.messages
-    edit_json(file, repetition_penalty=1.05, suppress_tokens=[3], no_repeat_ngram_size=1)
+    edit_json(file, num_beams=4, stop_strings=["."])
     load_model(ModelSettings(str(own_directory)))
     (message,) = caplog.messages
-    assert "repetition_penalty, no_repeat_ngram_size, suppress_tokens of generation_config.json is" in message
+    assert "stop_strings, num_beams of generation_config.json is not followed" in message
+    edit_json(file, repetition_penalty=-1)
+    with pytest.raises(ModelError, match=r"generation_config\.json cannot be used: Expected `float` > 0.*repe"):
+        load_model(ModelSettings(str(own_directory)))
 
 
 def test_tied_embeddings(own_directory):

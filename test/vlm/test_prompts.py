@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -92,3 +93,21 @@ def test_instructions_that_are_refused(instruction, sentence):
 def test_bad_chat_templates(template, sentence):
     with pytest.raises(ModelError, match=sentence):
         PromptTemplate("{instruction}", template).render("go", 1)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% if i < 0 %}x{% endif %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% for i in range(9) if n %}{{ f(n - 1) }}{% endfor %}{% endmacro %}{{ f(50) }}",
+        "{% for i in range(99999) %}{{ range(99999) | map('string') | map('upper') | join }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_without_an_end_is_refused_by_its_file(tmp_path, monkeypatch, template):
+    monkeypatch.setattr("dsd_ros.vlm.prompts._RENDER_S", 0.1)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    before = sys.gettrace()
+    sentence = r"/chat_template\.jinja: the model's chat template does not render: it takes more than 0\.1 s"
+    with pytest.raises(ModelError, match=sentence):
+        PromptTemplate.from_directory(tmp_path)
+    assert sys.gettrace() is before

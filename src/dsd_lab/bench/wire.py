@@ -29,6 +29,7 @@ from dsd_lab.plotting import Panel
 from dsd_lab.report import BenchError, Row, check_range, header, rounded
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.generation import processed
 from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
@@ -202,12 +203,13 @@ def _compare_distributions(
 
 def _rows(model: VisionLanguageModel, scene: Scene, tokens: list[int], decode: DecodeSettings, whole: bool) -> Any:
     """A model's distributions over a reply, (n, V), in one pass (``whole``) or token by token."""
-    sequence = model.prefill(scene.image, scene.instruction)
-    logits = list(sequence.verify(tokens[:-1])) if whole else [sequence.next_logits()]
-    for token in () if whole else tokens[:-1]:
+    sequence, said = model.prefill(scene.image, scene.instruction), tokens[:-1]
+    logits = list(sequence.verify(said)) if whole else [sequence.next_logits()]
+    for token in () if whole else said:
         sequence.append([token])
         logits.append(sequence.next_logits())
-    return torch.stack([transform(row, decode.sampling) for row in logits]).double().cpu().numpy()
+    rows = processed(torch.stack(logits), sequence.processor, None, (), said, range(-1, len(said) - 1))
+    return transform(rows, decode.sampling).double().cpu().numpy()
 
 
 def _row(

@@ -255,7 +255,7 @@ def target_replies(model: str, asked: Iterable[tuple[np.ndarray, str]]) -> list[
     for picture, instruction in asked:
         sequence = target.prefill(picture, instruction)
         while len(sequence.tokens) < MAX_TOKENS and not set(sequence.tokens[-1:]) & target.eos_token_ids:
-            sequence.append([int(sequence.next_logits().argmax())])
+            sequence.append([int(sequence.constrained(sequence.next_logits()[None]).argmax())])
         found.append((target.decode_text(sequence.tokens), len(sequence.tokens)))
     return found
 

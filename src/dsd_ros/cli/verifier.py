@@ -87,6 +87,8 @@ def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[Target |
     from dsd_ros.cloud.vllm.target import EngineTarget
 
     front = load_front(model)
+    if front.token_options is not None:
+        _log.warning("backend vllm does not follow the token options of %s/generation_config.json", front.directory)
     engine = VllmEngine(front, backend, model.dtype)
     with closing(EngineTarget(front, engine, backend.engine_timeout_s)) as target:
         yield target

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsd_ros.cloud.exits import ExitListener, Judge, Mask, RoundExits, confidence_of, unmasked
+from dsd_ros.cloud.exits import ExitListener, Judge, Mask, RoundExits, confidence_of
 from dsd_ros.cloud.rounds import OnEarly, PendingPrompt, PendingRound, ReplyState, RoundRefused, Work
 from dsd_ros.cloud.verification import microseconds_since, take_recovered
+from dsd_ros.decoding.generation import processed
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
@@ -108,7 +109,7 @@ class LocalTarget:
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
-        judge, mask = _judge(round, drafted, tree), _mask(round, tree)
+        judge, mask = _judge(round, drafted, tree), _mask(round, sequence, tree)
         check = _Check(round, sequence, tree, judge, mask, len(sequence.tokens), round.reply.owed)
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         began = time.perf_counter()
@@ -184,12 +185,15 @@ def _forecaster(check: _Check) -> Judge:
     return lambda logits: split.forecast(check.judge(logits), check.tree, context)
 
 
-def _mask(round: PendingRound, tree: TokenTree) -> Mask:
-    """Takes what may not come next out of logits (nodes + 1, V) before ``tree`` and after each node."""
-    constraint, reply, before = round.session.constraint, round.reply, round.draft.confirmed
-    if constraint is None:
-        return unmasked
-    return lambda logits: constraint.mask(logits, reply.tokens[:before], tree.tokens, tree.parents)
+def _mask(round: PendingRound, sequence: TokenSequence, tree: TokenTree) -> Mask:
+    """Makes of logits (nodes + 1, V) before ``tree`` and after each node what the target samples from.
+
+    What the model's generation_config.json asks for is applied, and what may not come next is taken out.
+    """
+    constraint, before = round.session.constraint, round.draft.confirmed
+    return lambda logits: processed(
+        logits, sequence.processor, constraint, sequence.tokens[:before], tree.tokens, tree.parents
+    )
 
 
 def _context(round: PendingRound) -> RoundContext:

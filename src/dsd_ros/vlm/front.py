@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.constraint import Constrainer
+from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.vlm.backbones import ImageProcessor, picture_name
 from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.prompts import PromptTemplate
@@ -59,6 +60,7 @@ class ModelFront:
         eos_token_ids: frozenset[int],
         fingerprint: str,
         tokenizer_fingerprint: str,
+        token_options: TokenOptions | None = None,
     ) -> None:
         """``kind``: the model type of config.json; ``config``: what transformers reads there."""
         text = config.get_text_config()
@@ -67,6 +69,7 @@ class ModelFront:
         self.constrainer = Constrainer(tokenizer)
         self.eos_token_ids = eos_token_ids
         self.fingerprint, self.tokenizer_fingerprint = fingerprint, tokenizer_fingerprint
+        self.token_options = token_options
         self.vocab_size: int = text.vocab_size
         self.num_layers: int = text.num_hidden_layers
         self.max_length: int = text.max_position_embeddings

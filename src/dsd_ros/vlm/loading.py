@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.paths import user_path
 from dsd_ros.startup import import_transformers
 from dsd_ros.vlm.adapters import ADAPTER_FILE, base_directory, merge_adapter, read_adapter
@@ -33,7 +34,7 @@ from dsd_ros.vlm.front import ModelFront
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate, read_json
 from dsd_ros.vlm.quantization import four_bit_options, quantize_on_cpu
-from dsd_ros.vlm.settings import ModelSettings, unfollowed_options
+from dsd_ros.vlm.settings import ModelSettings, generation_config, unfollowed_options
 
 _log = logging.getLogger(__name__)
 _CLASSES = {  # of transformers, by model_type
@@ -87,6 +88,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
         eos_token_ids=front.eos_token_ids,
         fingerprint=front.fingerprint,
         tokenizer_fingerprint=front.tokenizer_fingerprint,
+        token_options=front.token_options,
     )
     model.batches = settings.quantization != "int8" or settings.device != "cpu"
     if exits and adapter is None:
@@ -139,7 +141,15 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
         eos_token_ids=_eos_token_ids(base, config, generation, tokenizer),
         fingerprint=model_fingerprint(directory),
         tokenizer_fingerprint=tokenizer_hash,
+        token_options=_token_options(base),
     )
+
+
+def _token_options(directory: Path) -> TokenOptions | None:
+    try:
+        return TokenOptions.read(generation_config(directory))
+    except ValueError as error:
+        raise ModelError(f"an option in {directory / 'generation_config.json'} cannot be used: {error}") from error
 
 
 def _check_files(directory: Path) -> None:

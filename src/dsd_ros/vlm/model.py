@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.constraint import Constrainer
+from dsd_ros.decoding.generation import LogitsProcessor, TokenOptions
 from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError, ModelError
@@ -50,6 +51,7 @@ class VisionLanguageModel:
         eos_token_ids: frozenset[int],
         fingerprint: str,
         tokenizer_fingerprint: str,
+        token_options: TokenOptions | None = None,
     ) -> None:
         self.hf = backbone.hf
         self.tokenizer = tokenizer
@@ -60,6 +62,7 @@ class VisionLanguageModel:
         self.eos_token_ids = eos_token_ids if self.not_told is None else eos_token_ids | {self.not_told}
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
+        self.token_options = token_options
         self.exits: ExitAdapters | None = None
         text = backbone.config
         self.vocab_size: int = text.vocab_size
@@ -148,7 +151,10 @@ class VisionLanguageModel:
         cache.reserve(min(prompt.hidden.shape[1] + 128, self.max_length))
         rotations = self._backbone.rotations(prompt.hidden, prompt.positions)
         part = PromptPart(prompt.hidden, rotations, deep=prompt.deep)
-        return Sequence(self, cache, ids[-1], prompt.rope_delta, None, part)
+        sequence = Sequence(self, cache, ids[-1], prompt.rope_delta, None, part)
+        if self.token_options is not None:
+            sequence.processor = LogitsProcessor(self.token_options, self.eos_token_ids, ids, self._device)
+        return sequence
 
     def begin(self) -> Sequence:
         """An empty sequence for text given as token ids; append some before asking for logits."""

@@ -13,20 +13,26 @@ either, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instru
 from __future__ import annotations
 
 import json
+import sys
+import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.paths import config_directory, user_path
+from dsd_ros.startup import quick_import
 from dsd_ros.vlm.errors import ModelError, PromptError
 
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
 MAX_ACTION_CHARS = 256
 IMAGE_PLACEHOLDER = "<|image_pad|>"
+_RENDER_S = 2.0  # to render once, watched; the longest templates take a tenth
 
 DEFAULT_PROMPT = (
     "You steer a four-legged robot through a room. The image is what its front camera sees now. "
@@ -133,8 +139,13 @@ class PromptTemplate:
         directory = Path(directory)
         texts = read_texts(prompt_file(prompt) or directory / DSD_FILE, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
         variables = _read_variables(directory) if text_only else {}
-        template = _read_chat_template(directory)
-        return cls(chat_template=template, text_only=text_only, variables=variables, markers=markers, **texts)
+        path, chat_template = _read_chat_template(directory)
+        template = cls(chat_template=chat_template, text_only=text_only, variables=variables, markers=markers, **texts)
+        try:
+            _limited(partial(template.render_text, "stop"))
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+        return template
 
     def text(self, instruction: str) -> str:
         """The user's text: the prompt with the checked instruction filled in."""
@@ -248,10 +259,28 @@ def read_texts(path: Path | None, default: str) -> dict[str, str]:
     return texts
 
 
-def _read_chat_template(directory: Path) -> str:
+def _limited(render: Callable[[], object]) -> None:
+    """Render once; ModelError if that takes ``_RENDER_S`` of processor time, as loops without an end do."""
+    quick_import("transformers.utils.chat_template_utils")  # not within the limit
+    until, before = time.thread_time() + _RENDER_S, sys.gettrace()
+
+    def watch(frame: FrameType, *_: object) -> Any:
+        if time.thread_time() > until:
+            raise TimeoutError(f"it takes more than {_RENDER_S:g} s of processor time; does a loop in it end?")
+        return watch if frame.f_code.co_filename == "<template>" else None  # jinja's name; other loops end anyway
+
+    sys.settrace(watch)  # of this thread; from outside, a thread cannot be ended
+    try:
+        render()
+    finally:
+        sys.settrace(before)
+
+
+def _read_chat_template(directory: Path) -> tuple[Path, str]:
+    """A model's chat template, and the file that holds it."""
     for path in (directory / "chat_template.jinja", directory / "additional_chat_templates" / "default.jinja"):
         try:
-            return path.read_text(encoding="utf-8")
+            return path, path.read_text(encoding="utf-8")
         except FileNotFoundError:
             pass
         except (OSError, UnicodeDecodeError) as error:
@@ -264,7 +293,7 @@ def _read_chat_template(directory: Path) -> str:
         if isinstance(template, dict):
             template = template.get("default")
         if isinstance(template, str):
-            return template
+            return path, template
     raise ModelError(
         f"{directory} has no chat template, or none named 'default'; copy chat_template.jinja from the original model"
     )

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from dsd_ros.decoding.generation import processed
 from dsd_ros.decoding.tree import ancestor_mask, node_depths
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.errors import SequenceError
 
 if TYPE_CHECKING:
     from dsd_ros.decoding.constraint import Constraint
+    from dsd_ros.decoding.generation import LogitsProcessor
     from dsd_ros.vlm.model import VisionLanguageModel
 
 LayerHook = Callable[[int, torch.Tensor], None]  # (layer from 0, its hidden states), while deeper layers have not run
@@ -157,7 +159,9 @@ class Sequence:
         """``prompt``: what the cache does not hold yet; ``prompt_logits`` is None then."""
         self.model = model
         self.tokens: list[int] = []
-        self.constraint: Constraint | None = None  # see ``constrained``; forks share it
+        # See ``constrained``; forks share them.
+        self.processor: LogitsProcessor | None = None
+        self.constraint: Constraint | None = None
         self.prompt_length = cache.length if prompt is None else prompt.length
         self._cache = cache
         self._last_prompt_token = last_prompt_token
@@ -256,11 +260,9 @@ class Sequence:
         return self.record(feed, self.model.forward_tree(feed))
 
     def constrained(self, logits: torch.Tensor, nodes: int = 0) -> torch.Tensor:
-        """Logits after the tree's last ``nodes`` nodes, or after all tokens, as the reply's constraint leaves them."""
-        if self.constraint is None:
-            return logits
+        """Logits after the tree's last ``nodes`` nodes, or after all tokens, as options and constraint leave them."""
         tree = self._tree if nodes else CachedTree()
-        return self.constraint.mask(logits, self.tokens, tree.tokens, tree.parents)
+        return processed(logits, self.processor, self.constraint, self.tokens, tree.tokens, tree.parents)
 
     def keep_path(self, path: Tokens[int]) -> None:
         """Move the nodes of a path, from a child of the last token down, into the reply; no forward pass.

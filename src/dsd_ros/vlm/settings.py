@@ -19,19 +19,22 @@ PROMPT_HELP = (
     "its weights; draft and target need the same"
 )
 _UNFOLLOWED = (  # of generation_config.json: what decides on tokens in transformers' ``generate`` and not here
-    "repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens", "suppress_tokens",
-    "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "exponential_decay_length_penalty", "stop_strings",
-    "num_beams", "guidance_scale", "penalty_alpha", "dola_layers", "min_p", "top_h", "typical_p", "epsilon_cutoff",
-    "eta_cutoff", "watermarking_config", "token_healing",
+    "forced_eos_token_id", "stop_strings", "num_beams", "guidance_scale", "penalty_alpha", "dola_layers", "min_p",
+    "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "watermarking_config", "token_healing",
 )  # fmt: skip
-_OFF_AT_ONE = ("repetition_penalty", "num_beams", "guidance_scale", "typical_p")
+_OFF_AT_ONE = ("num_beams", "guidance_scale", "typical_p")
 
 
 def unfollowed_options(directory: Path) -> list[str]:
     """The options in a model's generation_config.json that replies do not follow; ModelError if it cannot be read."""
-    path = directory / "generation_config.json"
-    found = read_json(path) if path.is_file() else {}
+    found = generation_config(directory)
     return [name for name in _UNFOLLOWED if found.get(name) and not (found[name] == 1 and name in _OFF_AT_ONE)]
+
+
+def generation_config(directory: Path) -> dict[str, object]:
+    """A model's generation_config.json, empty if there is none; ModelError if it cannot be read."""
+    path = directory / "generation_config.json"
+    return read_json(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True)

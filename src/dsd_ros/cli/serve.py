@@ -18,7 +18,7 @@ class ServeArguments:
     serving: ServeSettings = part(ServeSettings, "Serving")
     decoding: DecodeSettings = part(DecodeSettings, "Decoding, where a request says nothing else")
     draft: str = model_option("draft")
-    device: str = flag(ModelSettings.device, "of the draft: cpu, cuda or cuda:N")
+    device: str = flag(default=ModelSettings.device, text="of the draft: cpu, cuda or cuda:N")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     link: VerifierFlags = part(VerifierFlags, "Verifier")

@@ -119,6 +119,8 @@ class ChatSession:
                 if cancelled():
                     raise DecodeCancelled
             try:
+                if cancelled():
+                    raise DecodeCancelled
                 yield
             finally:
                 self._lock.release()

@@ -165,15 +165,23 @@ class ApiServer(ThreadingTCPServer):
         self.url = f"http://{host}:{self.server_address[1]}/v1"
         self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="api", daemon=True)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Answer, on a thread of its own."""
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End every reply and the session, within two seconds."""
         self.stopping = True
         self.shutdown()
         self.server_close()
         self.session.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: a client has gone, or sent what is no request."""

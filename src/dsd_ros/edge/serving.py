@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _IDLE_S = 30.0  # a client that sends or takes nothing for this long is gone
 _MOST_WAITING = 64  # requests, the one being answered included
 _POLL_S = 0.05
-_CLOSE_S = 1.0  # for the reply under way, when the server ends
+_CLOSE_S = 0.5  # for the reply under way, when the server ends
 _INCOMPLETE = "\ufffd"  # the first bytes of a character whose last tokens are still to come
 
 

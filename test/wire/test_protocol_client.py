@@ -27,7 +27,7 @@ class Client:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, close_timeout=0.2, proxy=None)
         self.request = [
-            1, 77, 11, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42, LONGEST,
+            1, 77, 10, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42, LONGEST,
         ]  # fmt: skip
         self.link = self.dial()
         self.session, self.ticket, self.stream = 0, b"", 1

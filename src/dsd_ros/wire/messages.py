@@ -20,7 +20,7 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, MAX_EXITS
 from dsd_ros.limits import MAX_CHAT_BYTES, MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 10
 
 MAX_DRAFT = MAX_DRAFT_LENGTH  # tokens of one message
 MAX_REPLY = 8192  # tokens

@@ -132,7 +132,7 @@ def test_a_bag_of_another_protocol_is_refused_in_a_sentence(tmp_path, capsys):
     for command in ("inspect", "replay"):
         assert main([command, str(tmp_path / "bag")]) == 2
         said = capsys.readouterr().err
-        assert "was recorded by dsd_ros of another version with protocol 9; this release has protocol 11" in said
+        assert "was recorded by dsd_ros of another version with protocol 9; this release has protocol 10" in said
         assert said.count("\n") == 1
 
 

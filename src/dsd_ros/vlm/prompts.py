@@ -18,9 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from dsd_ros.limits import MAX_CHAT_BYTES, MAX_INSTRUCTION_CHARS
 from dsd_ros.paths import config_directory, user_path
@@ -84,8 +82,8 @@ def check_text(text: str, what: str, limit: int) -> str:
 
 
 Part = str | None  # of a message: text, or None for the next picture
-Turn = tuple[Literal["system", "user", "assistant"], list[Part]]
-_TURNS = msgspec.json.Decoder(Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)])
+Turn = tuple[str, list[Part]]  # a message: its role and parts
+ROLES = ("system", "user", "assistant")
 
 
 class Chat(str):
@@ -104,31 +102,39 @@ class Chat(str):
             (role, [part if part is None else unicodedata.normalize("NFC", part) for part in parts])
             for role, parts in turns
         ]
-        try:
-            chat = cls(msgspec.json.encode(composed).decode())
-        except UnicodeEncodeError as error:
-            raise PromptError("the conversation contains half of a surrogate pair; remove it") from error
+        chat = cls(json.dumps(composed, ensure_ascii=False, separators=(",", ":")))
         _ = chat.turns
         return chat
 
     @property
     def turns(self) -> list[Turn]:
         """Its messages; PromptError when there are too many or too long ones, or it is no conversation."""
-        data = self.encode()
-        if len(data) > MAX_CHAT_BYTES:
-            raise PromptError(f"the conversation takes {len(data)} bytes; shorten it to {MAX_CHAT_BYTES} or fewer")
         try:
-            turns: list[Turn] = _TURNS.decode(data)
-        except msgspec.MsgspecError as error:
-            raise PromptError(f"this is no conversation of up to {MAX_MESSAGES} messages: {error}") from error
-        if any(HIDDEN in part for _, parts in turns for part in parts if part is not None):
-            raise PromptError("the conversation contains the control character NUL; remove it")
-        return turns
+            size, turns = len(self.encode()), json.loads(self)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"this is no conversation: {error}") from error
+        if size > MAX_CHAT_BYTES:
+            raise PromptError(f"the conversation takes {size} bytes; shorten it to {MAX_CHAT_BYTES} or fewer")
+        if not (isinstance(turns, list) and 1 <= len(turns) <= MAX_MESSAGES and all(map(_is_turn, turns))):
+            raise PromptError(
+                f"this is no conversation of 1 to {MAX_MESSAGES} messages, each of a role ({', '.join(ROLES)}) and parts"
+            )
+        for text in (part for _, parts in turns for part in parts if part is not None):
+            if HIDDEN in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise PromptError("the conversation contains the control character NUL or half a letter; remove it")
+        return [(role, parts) for role, parts in turns]
 
     @property
     def pictures(self) -> int:
         """How many pictures it shows."""
         return sum(part is None for _, parts in self.turns for part in parts)
+
+
+def _is_turn(turn: Any) -> bool:
+    """Whether this is a message as JSON holds it."""
+    if not (isinstance(turn, list) and len(turn) == 2 and turn[0] in ROLES and isinstance(turn[1], list)):
+        return False
+    return all(part is None or isinstance(part, str) for part in turn[1])
 
 
 def check_instruction(instruction: str, what: str = "the instruction", limit: int = MAX_INSTRUCTION_CHARS) -> str:

@@ -88,8 +88,11 @@ class ChatSession:
             history = [(picture, "") for picture in request.pictures[:-1]]
             try:
                 return self._session.decode(present, request.chat, on_progress, None, cancelled, history)
-            except BaseException:
+            except BaseException as error:
                 self._renew(self.settings)  # the verifier ends the reply with its session
+                refused = isinstance(error, VerifierRefused) and error.code == RefusalCode.BAD_OBSERVATION
+                if refused and self.prompt_tokens(request) >= self._draft.max_length:
+                    raise ContextError(str(error)) from error  # as the draft says, which reads the prompt meanwhile
                 raise
 
     def prompt_tokens(self, request: ChatRequest) -> int:

@@ -117,7 +117,7 @@ class Chat(str):
             raise PromptError(f"the conversation takes {size} bytes; shorten it to {MAX_CHAT_BYTES} or fewer")
         if not (isinstance(turns, list) and 1 <= len(turns) <= MAX_MESSAGES and all(map(_is_turn, turns))):
             raise PromptError(
-                f"this is no conversation of 1 to {MAX_MESSAGES} messages, each of a role ({', '.join(ROLES)}) and parts"
+                f"this is no conversation of 1 to {MAX_MESSAGES} messages, each a role ({', '.join(ROLES)}) and parts"
             )
         for text in (part for _, parts in turns for part in parts if part is not None):
             if HIDDEN in text or any("\ud800" <= letter <= "\udfff" for letter in text):

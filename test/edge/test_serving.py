@@ -182,11 +182,24 @@ def test_a_stop_ends_the_reply_and_is_not_part_of_it(server, pair, streams):
         assert answer["usage"]["prompt_tokens"] > 0 and 0 < answer["usage"]["completion_tokens"] <= 40
 
 
-def test_programs_that_ask_at_once_are_answered_one_after_another(server, pair):
-    words = [f"word {number}" for number in range(6)]
+def test_programs_that_ask_at_once_are_answered_in_their_order(server, pair, monkeypatch):
+    words, decoded = [f"word {number}" for number in range(6)], []
+    decode = serving.EdgeSession.decode
+
+    def noted(session, image, chat, *options):
+        decoded.append(chat.turns[0][1][0])
+        return decode(session, image, chat, *options)
+
+    monkeypatch.setattr(serving.EdgeSession, "decode", noted)
+    line = server.session._line
     with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda word: ask(server, word)[1]["choices"][0]["message"]["content"], words))
-    assert answers == [alone(pair[0], Chat.of([("user", [word])]))[0] for word in words]
+        with server.session._turn(lambda: False):
+            answers = []
+            for word in words:
+                answers.append(pool.submit(ask, server, word))
+                until(lambda: len(line) == 1 + len(answers))
+        said = [answer.result()[1]["choices"][0]["message"]["content"] for answer in answers]
+    assert said == [alone(pair[0], Chat.of([("user", [word])]))[0] for word in words] and decoded == words
 
 
 USER = {"role": "user", "content": "go"}

@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -66,8 +67,8 @@ class ChatSession:
         self.settings = settings
         self._channel, self._draft, self._link, self._vocabulary = channel, draft, link, vocabulary
         self._worth = Worth()
-        self._lock = threading.Lock()
-        self._waiting = threading.BoundedSemaphore(_MOST_WAITING)
+        self._line: deque[object] = deque()  # who holds the session, and those that wait for it
+        self._moved = threading.Condition()
         self._session = self._new(settings)
         self._verifier: SessionReply | None = None
 
@@ -108,27 +109,29 @@ class ChatSession:
 
     def close(self) -> None:
         """End the session at the verifier, if no reply is in the way."""
-        if self._lock.acquire(timeout=_CLOSE_S):
+        until = time.monotonic() + _CLOSE_S
+        with contextlib.suppress(DecodeCancelled, ApiError), self._turn(lambda: time.monotonic() > until):
             self._session.close()
-            self._lock.release()
 
     @contextlib.contextmanager
     def _turn(self, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """Hold the session. DecodeCancelled; ApiError where too many wait."""
-        if not self._waiting.acquire(blocking=False):
-            raise ApiError(429, f"{_MOST_WAITING} requests are waiting already; try again later", None, "busy")
+        """Hold the session, first come, first served. DecodeCancelled; ApiError where too many wait."""
+        me = object()
+        with self._moved:
+            if len(self._line) >= _MOST_WAITING:
+                raise ApiError(429, f"{_MOST_WAITING} requests are waiting already; try again later", None, "busy")
+            self._line.append(me)
         try:
-            while not self._lock.acquire(timeout=_POLL_S):
-                if cancelled():
-                    raise DecodeCancelled
-            try:
-                if cancelled():
-                    raise DecodeCancelled
-                yield
-            finally:
-                self._lock.release()
+            with self._moved:
+                while self._line[0] is not me and not cancelled():
+                    self._moved.wait(_POLL_S)
+            if cancelled():
+                raise DecodeCancelled
+            yield
         finally:
-            self._waiting.release()
+            with self._moved:
+                self._line.remove(me)
+                self._moved.notify_all()
 
     def _open(self, cancelled: Callable[[], bool]) -> str:
         self._session.open(cancelled=cancelled)

@@ -22,6 +22,7 @@ MANIFEST = (HERE / "package.xml").read_text(encoding="utf-8")  # the one place f
 NODES = (
     "simulator",
     "draft",
+    "serve",
     "memory",
     "verifier",
     "bridge",

@@ -26,6 +26,8 @@ def nodes(context: LaunchContext) -> list[Node]:
     ]
     if values["driver"] == "go2" and values["stack"] != "go2_ros2_sdk":  # that stack has a driver of its own
         started.insert(0, node("go2_node", values, **required))
+    if "serve" in on:
+        started.append(node("serve_node", values, **again))
     if values["memory"] != "never":
         started.append(node("memory_node", values, **again))
     if values["transport"] == "websocket":

@@ -26,6 +26,7 @@ _WIDTH = 120
 _COMMENT_COLUMN = 40  # comments begin no further right, except after a longer value
 _NO_LIMIT = 1 << 62  # an integer's own limit is not worth stating
 _PAGES = {  # node -> what its section links to
+    "serve_node": "serve.md",
     "memory_node": "memory.md",
     "navigation_node": "navigation.md",
     "supervisor_node": "safety.md",

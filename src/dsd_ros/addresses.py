@@ -31,6 +31,14 @@ def check_host(text: str) -> str:
     return text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _named(text: str) -> str:
     """``text`` for an error, without anything that may be a secret."""
     named = re.sub(r"(?s)^(\w*:/+)?.*@", lambda found: f"{found[1] or ''}***@", text[:500])

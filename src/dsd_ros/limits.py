@@ -2,6 +2,7 @@
 """Limits that rooms share which must not import each other."""
 
 MAX_INSTRUCTION_CHARS = 2000  # of an instruction or a question
+MAX_CHAT_BYTES = 1 << 18  # of a conversation as it travels
 MAX_SIDE = 8192  # pixels of a picture
 MAX_PIXELS = 1 << 24  # of a picture
 MAX_HISTORY = 8  # earlier pictures of an observation

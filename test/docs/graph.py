@@ -17,7 +17,7 @@ MAKERS = {
     "create_publisher": "publishes", "create_subscription": "listens", "create_service": "serves",
     "create_client": "calls",
 }  # fmt: skip
-MANAGED = ("draft", "memory", "verifier", "bridge", "navigation", "go2")
+MANAGED = ("draft", "serve", "memory", "verifier", "bridge", "navigation", "go2")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def _make_all() -> None:
     from dsd_ros.nodes.go2_node import Go2Node
     from dsd_ros.nodes.memory_node import MemoryNode
     from dsd_ros.nodes.navigation_node import NavigationNode
+    from dsd_ros.nodes.serve_node import ServeNode
     from dsd_ros.nodes.simulator_node import SimulatorNode
     from dsd_ros.nodes.supervisor_node import SupervisorNode
     from dsd_ros.nodes.verifier_node import VerifierNode
@@ -106,8 +107,8 @@ def _make_all() -> None:
     made: list[Any] = []
     try:
         for node in (
-            DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
-            VisualNode,
+            DraftNode, ServeNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node,
+            SimulatorNode, VisualNode,
         ):  # fmt: skip
             made.append(node())  # noqa: PERF401  # what was made is closed
         nodes = {node.get_name(): node for node in made}

@@ -31,6 +31,7 @@ from dsd_ros.nodes.draft_node import DraftNode
 from dsd_ros.nodes.go2_node import Go2Node
 from dsd_ros.nodes.memory_node import MemoryNode
 from dsd_ros.nodes.navigation_node import NavigationNode
+from dsd_ros.nodes.serve_node import ServeNode
 from dsd_ros.nodes.supervisor_node import SupervisorNode
 from dsd_ros.nodes.verifier_node import VerifierNode
 from dsd_ros.nodes.visual_node import VisualNode
@@ -112,9 +113,9 @@ def test_nothing_that_the_supervisor_hears_fails_in_it(heard, obstacle, camera, 
 
 
 NODES = {
-    "navigation": NavigationNode, "draft": DraftNode, "memory": MemoryNode, "verifier": VerifierNode,
-    "bridge": BridgeNode, "go2": Go2Node, "simulator": FaultySimulatorNode, "standin": Go2StandinNode,
-    "visual": VisualNode,
+    "navigation": NavigationNode, "draft": DraftNode, "serve": ServeNode, "memory": MemoryNode,
+    "verifier": VerifierNode, "bridge": BridgeNode, "go2": Go2Node, "simulator": FaultySimulatorNode,
+    "standin": Go2StandinNode, "visual": VisualNode,
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ REVEAL = wire.Reveal(SESSION, 0, 1, 0, [3])
         (REQUEST, "seed", 2**63),
         (REQUEST, "min_exit_confidence", math.nan),
         (REQUEST, "min_exit_confidence", 1.5),
-        (OBSERVATION, "instruction", ""),
+        (OBSERVATION, "messages", bytes(wire.MAX_CHAT_BYTES + 1)),
         (OBSERVATION, "instruction", "x" * 2001),
         (OBSERVATION, "height", 8193),
         (OBSERVATION, "verified", [wire.MAX_VOCABULARY]),

@@ -17,7 +17,7 @@ SLEEP = "import os, time; print('up', os.getpid(), flush=True); time.sleep(600)"
 
 
 def test_only_what_a_robot_at_rest_can_miss_is_started_again():
-    everything = {"memory": "auto", "record": "/bag", "rviz": "true"}
+    everything = {"memory": "auto", "serve": "true", "record": "/bag", "rviz": "true"}
     plans = [
         plan("demo", everything),
         plan("demo", everything | {"transport": "websocket", "view": "true"}),
@@ -28,7 +28,7 @@ def test_only_what_a_robot_at_rest_can_miss_is_started_again():
     assert respawned == {
         "simulator_node": False, "go2_node": False, "supervisor_node": False,
         "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
-        "memory_node": True,
+        "memory_node": True, "serve_node": True,
         "record_node": False, "visual_node": False, "view_node": False,
         "verifier": True, "rviz2": False,
     }  # fmt: skip

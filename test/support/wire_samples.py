@@ -23,7 +23,7 @@ SAMPLES: dict[type, dict[str, Any]] = {
     },
     m.Observation: {
         "session": 7, "reply": 2, "instruction": "go", "height": 1, "width": 1, "encoding": "rgb8", "image": b"abc",
-        "verified": [3, 300], "rounds": 1, "history": [PAST],
+        "verified": [3, 300], "rounds": 1, "history": [PAST], "messages": b'[["user",["go"]]]',
     },
     m.DraftTokens: {"session": 7, "reply": 2, "stream": 3, "start": 4, "tokens": [1, 300]},
     m.VerifiedTokens: {

@@ -14,7 +14,8 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
-from dsd_ros.cloud.settings import MetricsSettings, is_loopback
+from dsd_ros.addresses import is_loopback
+from dsd_ros.cloud.settings import MetricsSettings
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -27,13 +27,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
+from dsd_ros.addresses import is_loopback
 from dsd_ros.cloud.connections import RobotConnection
 from dsd_ros.cloud.credentials import Certificate, Tokens
 from dsd_ros.cloud.metrics import REFUSED_CONNECTIONS, Metrics
 from dsd_ros.cloud.metrics_server import MetricsServer, ServerError, listen_error
 from dsd_ros.cloud.rounds import Answer
 from dsd_ros.cloud.sessions import full
-from dsd_ros.cloud.settings import VerifierSettings, is_loopback
+from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.logs import LogLimit
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Observation, Refusal, RefusalCode, SessionReply

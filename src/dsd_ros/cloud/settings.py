@@ -3,24 +3,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from dataclasses import dataclass
 
-from dsd_ros.addresses import check_host
+from dsd_ros.addresses import check_host, is_loopback
 from dsd_ros.options import check_options, option
 
 
 class VerifierSettingsError(ValueError):
     """A verifier setting out of range; one sentence."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 BOTH_FILES = "token_file and tokens_file are both set; give the one that all robots share, or the one that names them"

@@ -11,6 +11,7 @@ import numpy as np
 from dsd_ros.cloud.rounds import FAILED, ReplyState, RoundRefused, Target
 from dsd_ros.decoding.settings import SamplingError
 from dsd_ros.vlm.errors import VlmError
+from dsd_ros.vlm.prompts import Chat
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import Draft, Observation, Refusal, RefusalCode, prefix_digest
 from dsd_ros.wire.pictures import LastPictures, UnknownPicture, read_pictures
@@ -29,7 +30,9 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
         _check_progress(observation, target.model.vocab_size)
         with kept.lock:
             image, history = read_pictures(observation, kept)
-        sequence = target.prefill(image, observation.instruction, history)
+        told = observation.messages.decode(errors="replace")
+        instruction = Chat(told) if told else observation.instruction
+        sequence = target.prefill(image, instruction, history)
         sequence.append(observation.verified)  # they ride along with the next draft
         return ReplyState(observation.reply, sequence, microseconds_since(began), begun_at=observation.rounds)
     except UnknownPicture:

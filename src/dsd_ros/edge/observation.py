@@ -13,7 +13,7 @@ from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.limits import LOSSLESS
 from dsd_ros.vlm.backbones import check_image, resize, smart_resize
 from dsd_ros.vlm.errors import ImageError
-from dsd_ros.vlm.prompts import check_action
+from dsd_ros.vlm.prompts import Chat, check_action
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Observation, Past, SessionReply
 from dsd_ros.wire.pictures import (
@@ -28,7 +28,7 @@ from dsd_ros.wire.pictures import (
 )
 
 History = Sequence[tuple[np.ndarray, str]]
-_OTHER_BYTES = 64 * 1024  # at most, of an observation besides its pictures
+_OTHER_BYTES = 1 << 19  # at most, of an observation besides its pictures
 
 
 class _Sent(NamedTuple):
@@ -64,7 +64,8 @@ class SessionPictures:
             raise ImageError("earlier pictures are given without a present one; give one, or no history")
         for earlier, action in history:
             check_image(earlier)
-            check_action(action)
+            if action:  # a conversation has none
+                check_action(action)
         check_history(earlier.shape[:2] for earlier, _ in history)
         if image is not None:
             check_picture(image)
@@ -101,7 +102,11 @@ class SessionPictures:
         return seen, [(earlier.image, action) for earlier, action in steps]
 
     def observation(self, session: int, reply: int, instruction: str, everything: bool = False) -> Observation:
-        """The observation. ``everything``: with all pictures, even those that the verifier has."""
+        """The observation. ``instruction``: or a ``Chat``, whose pictures are the earlier ones and the present one.
+        ``everything``: with all pictures, even those that the verifier has.
+        """
+        chat = instruction.encode() if isinstance(instruction, Chat) else b""
+        instruction = "" if chat else instruction
         if session != self._session:
             self._session, everything = session, True
         if everything:
@@ -113,10 +118,11 @@ class SessionPictures:
             along.add(step.digest)
             history.append(msgspec.structs.replace(step, image=b"") if known else step)
         if self._present is None:
-            return Observation(session, reply, instruction, 0, 0, NO_PICTURE, b"", history=history)
+            return Observation(session, reply, instruction, 0, 0, NO_PICTURE, b"", history=history, messages=chat)
         sent = self._present[1]
         height, width = sent.image.shape[:2]
-        return Observation(session, reply, instruction, height, width, self._encoding, sent.data, history=history)
+        picture = height, width, self._encoding, sent.data
+        return Observation(session, reply, instruction, *picture, history=history, messages=chat)
 
     def arrived(self, session: int) -> None:
         """Note that the verifier has answered in ``session``, so it has read the observation."""

@@ -119,7 +119,8 @@ class EdgeSession:
         """The target's own reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone).
 
         Both models see a picture as it travels (``LinkSettings.image_size``, ``image_encoding``). ``history``: up to
-        eight pictures of earlier steps, each with the action taken after it, oldest first.
+        eight pictures of earlier steps, each with the action taken after it, oldest first. ``instruction`` may be a
+        ``Chat``, whose pictures are those of ``history``, with empty actions, and ``image``.
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. PromptError, ImageError or WireError (ValueErrors) for an
         input that cannot be used, LinkError when link or verifier fail for good, DeadlineExceeded, DecodeCancelled,

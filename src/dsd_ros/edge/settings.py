@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsd_ros.addresses import check_host, is_loopback
 from dsd_ros.limits import ENCODINGS, MAX_SIDE
 from dsd_ros.options import check_options, option
 
@@ -32,3 +33,29 @@ class LinkSettings:
 
 # For a person at a prompt, where a large model may take seconds for a round; the defaults suit a moving robot.
 PATIENT_LINK = LinkSettings(response_timeout_s=5.0, attempts=5)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Where other programs find OpenAI's API; ValueError for an address of other machines without a token."""
+
+    host: str = option("127.0.0.1", "address to listen on", check=check_host)
+    port: int = option(8000, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
+    api_token_file: str = option(
+        "",
+        "file with the token that clients give as their API key; needed where other machines reach this; empty: none",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not (self.api_token_file or is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} lets other machines use this robot's model, and api_token_file is not set: name a "
+                "file with a token (openssl rand -hex 32 > FILE)"
+            )
+
+    def token(self) -> str | None:
+        """The token, None without one; ValueError for a file that holds none."""
+        from dsd_ros.wire.channel import read_token
+
+        return read_token(self.api_token_file) if self.api_token_file else None

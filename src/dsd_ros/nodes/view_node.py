@@ -15,10 +15,11 @@ import numpy as np
 from rcl_interfaces.msg import Log
 from visualization_msgs.msg import MarkerArray
 
+from dsd_ros.addresses import is_loopback
 from dsd_ros.nodes.visual_node import VisualNode
 from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.observe.view.events import log_event, pose_event, reply_event, world_event
-from dsd_ros.observe.view.web import PageFeed, ViewError, WebServer, is_local, open_browser
+from dsd_ros.observe.view.web import PageFeed, ViewError, WebServer, open_browser
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
@@ -79,7 +80,7 @@ class ViewNode(RunnableNode):
     def _show_address(self, server: WebServer, settings: ViewNodeSettings) -> None:
         page = server.page()
         self._health.report(health.OK, f"live page at {page}", {"page": page})
-        if not is_local(settings.bind):
+        if not is_loopback(settings.bind):
             self.get_logger().warning(f"anyone on the network can watch at {server.page(socket.gethostname())}")
         if settings.open_browser:
             open_browser(page)

@@ -24,7 +24,7 @@ from dsd_ros.cloud.settings import (
 )
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
-from dsd_ros.edge.settings import LinkSettings
+from dsd_ros.edge.settings import LinkSettings, ServeSettings
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.run.controller import MotionSettings
@@ -198,6 +198,17 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
     history_frames: int = option(
         0, "earlier pictures and actions in the prompt, for models trained with them (not the shipped)", 0, MAX_HISTORY
     )
+    model: DraftModelSettings = field(default_factory=DraftModelSettings)
+    decode: DecodeSettings = field(default_factory=DecodeSettings)
+    link: LinkSettings = field(default_factory=LinkSettings)
+
+
+@dataclass(frozen=True)
+class ServeNodeSettings(SharedToken, ManagedSettings):
+    """OpenAI's API for other programs on the robot."""
+
+    target_tokenizer: str = option("", "tokenizer.json of a target that has another one; empty: the draft's")
+    serve: ServeSettings = field(default_factory=ServeSettings)
     model: DraftModelSettings = field(default_factory=DraftModelSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
     link: LinkSettings = field(default_factory=LinkSettings)
@@ -396,6 +407,7 @@ class ViewNodeSettings(CameraSettings):
 
 NODES: dict[str, type] = {
     "draft_node": DraftNodeSettings,
+    "serve_node": ServeNodeSettings,
     "memory_node": MemoryNodeSettings,
     "verifier_node": VerifierNodeSettings,
     "bridge_node": BridgeNodeSettings,

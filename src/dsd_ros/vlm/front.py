@@ -17,7 +17,7 @@ from dsd_ros.decoding.constraint import Constrainer
 from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.vlm.backbones import ImageProcessor, picture_name
 from dsd_ros.vlm.errors import ContextError, ImageError
-from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.prompts import PromptTemplate, prompt_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,7 +87,7 @@ class ModelFront:
         counts = [int(grid.prod()) // merged for _, grid in prepared]
         past = [(count, action) for count, (_, action) in zip(counts, history, strict=False)]
         text = self.template.render(instruction, counts[-1] if image is not None else 0, past)
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = prompt_ids(self.tokenizer, text)
         check_prompt_length(self.name, self.max_length, len(ids), len(past))
         pictures, offset = [], 0
         for picture, (pixels, grid), count in zip(shown, prepared, counts, strict=True):

@@ -22,7 +22,7 @@ from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError, ModelError
 from dsd_ros.vlm.front import check_pictures, check_prompt_length
-from dsd_ros.vlm.prompts import NOT_KNOWN, PromptTemplate
+from dsd_ros.vlm.prompts import NOT_KNOWN, PromptTemplate, prompt_ids
 from dsd_ros.vlm.sequence import Feed, LayerHook, PromptPart, Sequence, TreeLayout
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ class VisionLanguageModel:
 
     def prompt_tokens(self, instruction: str, image_tokens: int, past: Tokens[tuple[int, str]] = ()) -> list[int]:
         """Token ids of the whole prompt, see ``PromptTemplate.render``; PromptError for a text that cannot be used."""
-        text = self.template.render(instruction, image_tokens, past)
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return prompt_ids(self.tokenizer, self.template.render(instruction, image_tokens, past))
 
     def decode_text(self, tokens: Tokens[int]) -> str:
         """The text of reply tokens, without special tokens and padding ids; ``not_told`` reads as NOT_KNOWN."""

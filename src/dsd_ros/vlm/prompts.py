@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: one user turn of text, then the image, in the model's own chat template.
+"""Prompts: one user turn of text, then the image, or a whole conversation, in the model's own chat template.
 
 The text comes first so that, under causal attention, the image tokens attend to the instruction. Between text and
 image come the pictures of earlier steps, if any, each with the action taken at that step.
@@ -13,26 +13,32 @@ either, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instru
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.limits import MAX_CHAT_BYTES, MAX_INSTRUCTION_CHARS
 from dsd_ros.paths import config_directory, user_path
 from dsd_ros.startup import quick_import
 from dsd_ros.vlm.errors import ModelError, PromptError
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
 MAX_ACTION_CHARS = 256
+MAX_MESSAGES = 256  # of a conversation
 IMAGE_PLACEHOLDER = "<|image_pad|>"
 _RENDER_S = 2.0  # to render once, watched; the longest templates take a tenth
+HIDDEN = "\0"  # around a marker that is to stay text
 
 DEFAULT_PROMPT = (
     "You steer a four-legged robot through a room. The image is what its front camera sees now. "
@@ -81,8 +87,67 @@ def check_text(text: str, what: str, limit: int) -> str:
     return text
 
 
+Part = str | None  # of a message: text, or None for the next picture
+Turn = tuple[str, list[Part]]  # a message: its role and parts
+ROLES = ("system", "user", "assistant")
+
+
+class Chat(str):
+    """A conversation in an instruction's place: JSON of ``[[role, [part, ...]], ...]``, as it travels.
+
+    A part is a text, or null for the next of the pictures, of which the reply's present one is the last. A model reads
+    these texts as they are, without the prompt of its ``dsd.json``; a chat marker in them stays text.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, turns: Iterable[tuple[str, Sequence[Part]]]) -> Chat:
+        """The conversation of these messages, its Unicode composed (NFC); PromptError as from ``turns``."""
+        composed = [
+            (role, [part if part is None else unicodedata.normalize("NFC", part) for part in parts])
+            for role, parts in turns
+        ]
+        chat = cls(json.dumps(composed, ensure_ascii=False, separators=(",", ":")))
+        _ = chat.turns
+        return chat
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Its messages; PromptError when there are too many or too long ones, or it is no conversation."""
+        try:
+            size, turns = len(self.encode()), json.loads(self)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"this is no conversation: {error}") from error
+        if size > MAX_CHAT_BYTES:
+            raise PromptError(f"the conversation takes {size} bytes; shorten it to {MAX_CHAT_BYTES} or fewer")
+        if not (isinstance(turns, list) and 1 <= len(turns) <= MAX_MESSAGES and all(map(_is_turn, turns))):
+            raise PromptError(
+                f"this is no conversation of 1 to {MAX_MESSAGES} messages, each a role ({', '.join(ROLES)}) and parts"
+            )
+        for text in (part for _, parts in turns for part in parts if part is not None):
+            if HIDDEN in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise PromptError("the conversation contains the control character NUL or half a letter; remove it")
+        return [(role, parts) for role, parts in turns]
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures it shows."""
+        return sum(part is None for _, parts in self.turns for part in parts)
+
+
+def _is_turn(turn: Any) -> bool:
+    """Whether this is a message as JSON holds it."""
+    if not (isinstance(turn, list) and len(turn) == 2 and turn[0] in ROLES and isinstance(turn[1], list)):
+        return False
+    return all(part is None or isinstance(part, str) for part in turn[1])
+
+
 def check_instruction(instruction: str, what: str = "the instruction", limit: int = MAX_INSTRUCTION_CHARS) -> str:
-    """``check_text`` of an instruction, which must not be empty."""
+    """``check_text`` of an instruction, which must not be empty; a conversation stays as it is."""
+    if isinstance(instruction, Chat):
+        _ = instruction.turns
+        return instruction
     if not isinstance(instruction, str):
         raise PromptError(f"{what} must be text, not {type(instruction).__name__}")
     if not (text := check_text(instruction, what, limit)):
@@ -154,27 +219,27 @@ class PromptTemplate:
         return self.prompt.replace("{instruction}", instruction)
 
     def render(self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()) -> str:
-        """The whole prompt up to the start of the reply, for a tokenizer that adds nothing itself.
+        """The whole prompt up to the start of the reply, for ``prompt_ids``.
 
-        image_tokens: how many placeholders the image takes; 0 for no image. past: for each earlier step, oldest
-        first, how many placeholders its picture takes, and the action taken. PromptError for instruction and
-        actions, ModelError for the template.
+        instruction: or a ``Chat``, whose pictures are those of ``past`` and the present one. image_tokens: how many
+        placeholders the image takes; 0 for no image. past: for each earlier step, oldest first, how many placeholders
+        its picture takes, and the action taken. PromptError for instruction and actions, ModelError for the template.
         """
-        text = self.text(instruction)
-        counts = [count for count, _ in past]
-        content: str | list[dict[str, str]] = text
+        counts = [count for count, _ in past] + [image_tokens] * (image_tokens > 0)
         if self.text_only and past:
             raise PromptError("this model reads text alone; ask it without earlier steps")
-        if not self.text_only:  # templates of text-only models take plain strings
-            content = [{"type": "text", "text": text}]
-            for _, action in past:
-                content += self._past_parts(action)
-            if past:
-                content.append({"type": "text", "text": self.present})
-            if image_tokens > 0:
+        if isinstance(instruction, Chat):
+            if instruction.pictures != len(counts):
+                raise PromptError(f"a conversation with {instruction.pictures} pictures comes with {len(counts)}")
+            messages: list[dict[str, Any]] = [
+                {"role": role, "content": self._content(parts)} for role, parts in instruction.turns
+            ]
+        else:
+            content = self._instructed(instruction, [action for _, action in past])
+            if isinstance(content, list) and image_tokens > 0:
                 content.append({"type": "image"})
-                counts.append(image_tokens)
-        rendered = self.render_messages([{"role": "user", "content": content}])
+            messages = [{"role": "user", "content": content}]
+        rendered = self.render_messages(messages)
         if self.text_only:
             return rendered
         first, *others = rendered.split(IMAGE_PLACEHOLDER)
@@ -205,6 +270,37 @@ class PromptTemplate:
             raise ModelError(f"the model's chat template does not render: {reason}") from error
         return str(result[0][0])
 
+    def _instructed(self, instruction: str, actions: Sequence[str]) -> str | list[dict[str, str]]:
+        """The user's turn before the present picture; templates of text-only models take plain strings."""
+        text = self.text(instruction)
+        if self.text_only:
+            return text
+        content = [{"type": "text", "text": text}]
+        for action in actions:
+            content += self._past_parts(action)
+        return [*content, {"type": "text", "text": self.present}] if actions else content
+
+    def _content(self, parts: list[Part]) -> str | list[dict[str, str]]:
+        """A message of a conversation. Texts that follow each other are joined first: together they may be a marker."""
+        if self.text_only:
+            return self._hidden("\n".join(filter(None, parts)))
+        content: list[dict[str, str]] = []
+        for part in parts:
+            if part is None:
+                content.append({"type": "image"})
+            elif content and "text" in content[-1]:
+                content[-1]["text"] += part
+            else:
+                content.append({"type": "text", "text": part})
+        return [{**each, "text": self._hidden(each["text"])} if "text" in each else each for each in content]
+
+    def _hidden(self, text: str) -> str:
+        """``text`` with its markers between two HIDDEN each, in hexadecimal, where no template sees them."""
+        markers = sorted({*self.markers, IMAGE_PLACEHOLDER}, key=len, reverse=True)
+        return re.sub(
+            "|".join(map(re.escape, markers)), lambda found: f"{HIDDEN}{found[0].encode().hex()}{HIDDEN}", text
+        )
+
     def _past_parts(self, action: str) -> list[dict[str, str]]:
         """One earlier step as parts of the user's turn."""
         action = check_action(action)
@@ -222,6 +318,15 @@ class PromptTemplate:
         for marker in self.markers:
             if marker in text:
                 raise PromptError(f"the {what} contains the model's marker {marker!r}; remove it")
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Token ids of a rendered prompt. A marker that stood in a conversation is tokenized letter by letter: as text."""
+    ids: list[int] = []
+    for number, part in enumerate(prompt.split(HIDDEN)):
+        for piece in bytes.fromhex(part).decode() if number % 2 else [part]:
+            ids += tokenizer.encode(piece, add_special_tokens=False).ids
+    return ids
 
 
 def prompt_file(named: str) -> Path | None:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, MAX_EXITS
-from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
+from dsd_ros.limits import MAX_CHAT_BYTES, MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 from dsd_ros.python310 import StrEnum
 
 PROTOCOL_VERSION = 10
@@ -61,6 +61,8 @@ Names = Annotated[list[ShortText], Meta(max_length=MAX_DOCUMENTS)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Form = Annotated[str, Meta(max_length=16_384)]
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
+InstructionIfAny = Annotated[str, Meta(max_length=MAX_INSTRUCTION_CHARS)]
+Conversation = Annotated[bytes, Meta(max_length=MAX_CHAT_BYTES)]
 Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Evidence = Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]
 Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
@@ -179,12 +181,12 @@ class Observation(Fields, frozen=True, tag=3):
 
     LAYOUT = (
         "session", "reply", "instruction", "height", "width", "encoding", "image", "verified", "rounds", "history",
-        "tag",
+        "messages", "tag",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
     reply: UInt32  # number of the reply within the session
-    instruction: Instruction  # what the robot is told to do, at most 2000 characters (UTF-8)
+    instruction: InstructionIfAny  # what the robot is told to do, at most 2000 characters (UTF-8); empty: see messages
     height: Side  # pixels, at most 8192; 0: no picture
     width: Side  # pixels, at most 8192
     encoding: ShortText  # "png", "rgb8" (raw rows, no padding), "jpeg", "webp", or "none" (models that read text alone)
@@ -192,6 +194,7 @@ class Observation(Fields, frozen=True, tag=3):
     verified: Verified = []  # tokens of the reply so far: verified, or drawn by the robot after a rejection
     rounds: UInt32 = 0  # rounds they took
     history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []  # earlier pictures and actions, oldest first
+    messages: Conversation = b""  # a conversation in place of the instruction, JSON of up to 256 KiB; empty: none
     tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 

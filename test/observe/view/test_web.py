@@ -19,6 +19,7 @@ import pytest
 from browser import Page, browser, find_browser
 from views_sample import sample_reply, sample_stream, share
 
+from dsd_ros.addresses import is_loopback
 from dsd_ros.observe.view import web
 from dsd_ros.observe.view.events import memory_event, reply_event, stats_event, step_event
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
@@ -71,7 +72,7 @@ LABELS = """(() => {
 
 def test_only_the_loopback_is_local():
     names = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.7", "a.example")
-    assert [web.is_local(name) for name in names] == [True] * 3 + [False] * 3
+    assert [is_loopback(name) for name in names] == [True] * 3 + [False] * 3
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ from urllib.parse import parse_qs, urlsplit
 import cv2
 import numpy as np
 
+from dsd_ros.addresses import is_loopback
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -212,7 +214,7 @@ class _Server(ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], feed: PageFeed) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.feed = feed
-        self.local = is_local(address[0])
+        self.local = is_loopback(address[0])
         self.page = _PAGE.read_bytes()
         hashes = [
             base64.b64encode(hashlib.sha256(found).digest()).decode()
@@ -239,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         name = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if self.server.local and not is_local(name):
+        if self.server.local and not is_loopback(name):
             # Another site whose name its owner points at this machine must not read the page (DNS rebinding).
             self._answer(403, b"This page is for this machine alone: open it as 127.0.0.1.", "text/plain")
         elif url.path == "/":
@@ -275,14 +277,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: what is watched is no event of the robot's."""
-
-
-def is_local(bind: str) -> bool:
-    """Whether an address is reachable from this machine only."""
-    try:
-        return ipaddress.ip_address(bind).is_loopback
-    except ValueError:
-        return bind == "localhost"
 
 
 def open_browser(page: str) -> None:

@@ -8,6 +8,7 @@ with LlamaServer(text, vision) as server:  # files of `dsd-lab export gguf`
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -69,6 +70,18 @@ class LlamaServer:
         """Let it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+
+def readable(directory: Path) -> Path:
+    """``directory`` of a tiny model, with a tokenizer as llama.cpp reads it: it has a merge."""
+    file = directory / "tokenizer.json"
+    value = json.loads(file.read_text())
+    words = value["model"]["vocab"]
+    words |= {token["content"]: token["id"] for token in value["added_tokens"]}
+    words["ab"] = len(words)
+    value["model"]["merges"] = [["a", "b"]]
+    file.write_text(json.dumps(value))
+    return directory
 
 
 def main(port: str, text: str, vision: str) -> None:

@@ -36,6 +36,7 @@ _ARCHITECTURES = {
     "qwen2_5_vl": (gguf.MODEL_ARCH.QWEN2VL, gguf.VisionProjectorType.QWEN25VL),
     "qwen3_vl": (gguf.MODEL_ARCH.QWEN3VL, gguf.VisionProjectorType.QWEN3VL),
 }
+_WINDOW = 112  # pixels, of Qwen2.5-VL's vision tower: llama.cpp knows no other
 # Pre-tokenizers that llama.cpp has under a name, by the pattern of their Split.
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -51,13 +52,21 @@ def export_gguf(model: str, folder: Path, kind: str = "f16") -> list[Path]:
     front = load_front(ModelSettings(model))
     if front.kind not in _ARCHITECTURES:
         raise ModelError(f"{front.name} is no Qwen-VL; convert it with llama.cpp's own convert_hf_to_gguf.py")
+    config = _config(front)
+    _check(front, config)
     name = front.name.rpartition("/")[2]
     text, vision = folder / f"{name}.gguf", folder / f"mmproj-{name}.gguf"
-    config = _config(front)
     folder.mkdir(parents=True, exist_ok=True)
     _write_text(text, front, config, kind)
     _write_vision(vision, front, config, kind)
     return [text, vision]
+
+
+def _check(front: ModelFront, config: Any) -> None:
+    """ModelError for what llama.cpp reads otherwise."""
+    _pre_tokenizer(front)
+    if front.kind == "qwen2_5_vl" and (size := config.vision_config.window_size) != _WINDOW:
+        raise ModelError(f"{front.name} has windows of {size} pixels, and llama.cpp reads all as {_WINDOW}")
 
 
 def _config(front: ModelFront) -> Any:
@@ -134,17 +143,13 @@ def _mapped(names: gguf.TensorNameMap, name: str) -> str:
 
 def _add_tokenizer(writer: gguf.GGUFWriter, front: ModelFront) -> None:
     value = json.loads(front.tokenizer.to_str())
-    if value["model"]["type"] != "BPE":
-        raise ModelError(
-            f"{front.name} has a tokenizer of type {value['model']['type']}; llama.cpp reads its BPE alone"
-        )
     ids = {id_: (text, gguf.TokenType.NORMAL) for text, id_ in value["model"]["vocab"].items()}
     for token in value["added_tokens"]:
         kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
         ids[token["id"]] = (token["content"], kind)
     rows = [ids.get(id_, (f"[PAD{id_}]", gguf.TokenType.UNUSED)) for id_ in range(front.vocab_size)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_pre_tokenizer(front, value["pre_tokenizer"]))
+    writer.add_tokenizer_pre(_pre_tokenizer(front))
     writer.add_token_list([text for text, _ in rows])
     writer.add_token_types([kind for _, kind in rows])
     merges = value["model"].get("merges") or []
@@ -155,8 +160,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, front: ModelFront) -> None:
     writer.add_chat_template(front.template.chat_template)
 
 
-def _pre_tokenizer(front: ModelFront, value: Any) -> str:
-    """llama.cpp's name of a pre-tokenizer."""
+def _pre_tokenizer(front: ModelFront) -> str:
+    """llama.cpp's name of the pre-tokenizer; ModelError for one without."""
+    value = json.loads(front.tokenizer.to_str())["pre_tokenizer"]
     steps = value.get("pretokenizers", [value]) if value else []
     # A literal that is split off, as the shipped pair's " Action:": the patterns after it split there in any case.
     steps = [step for step in steps if not (step["type"] == "Split" and "String" in step["pattern"])]
@@ -206,7 +212,6 @@ def _write_vision(path: Path, front: ModelFront, config: Any, kind: str) -> None
     if front.kind == "qwen2_5_vl":
         writer.add_vision_use_silu(True)
         writer.add_vision_n_wa_pattern(_window_pattern(front, tower))
-        writer.add_vision_window_size(tower.window_size)
     deep = list(getattr(tower, "deepstack_visual_indexes", None) or ())
     if front.kind == "qwen3_vl":
         writer.add_vision_use_gelu(True)

@@ -326,8 +326,7 @@ def _answered(connection: http.client.HTTPConnection) -> http.client.HTTPRespons
 class EngineStream(threading.Thread):
     """One request to an engine, read by a thread of its own.
 
-    Attributes: ``over``, whether nothing more comes; ``error``, why, if the engine failed; ``said``, whether anything
-    came.
+    Attributes: ``over``, whether nothing more comes; ``error``, why, if the engine failed.
     """
 
     def __init__(self, engine: DraftEngine, prompt: Prompt, said: str, count: int, candidates: int) -> None:
@@ -338,17 +337,17 @@ class EngineStream(threading.Thread):
         self._news = threading.Condition()
         self._socket: socket.socket | None = None
         self._given_up = False
-        self.over = self.said = False
+        self.over = False
         self.error = ""
 
     def run(self) -> None:
-        error = ""
+        error, first = "", True
         try:
             for piece in self._engine.request(self):
-                if not self.said:
+                if first:
                     self._engine.heard(self._prompt, 0 if self.asked[1] else piece.read)
+                first = False
                 with self._news:
-                    self.said = True
                     self._pieces.append(piece)
                     self._news.notify()
         except (EngineError, OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as wrong:

@@ -43,7 +43,8 @@ class _Asking:
         self._prompt: Prompt | None = None
         self._ends: frozenset[int] = frozenset()
         self._stream: EngineStream | None = None
-        self._stuck = False  # it has nothing to say after the tokens there are
+        self._grew = False  # the draft, by what this request brought
+        self._stuck = False  # the engine has nothing to say after the tokens there are
         self.error = ""  # of the engine in this reply, one sentence
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
@@ -70,13 +71,13 @@ class _Asking:
         """What comes next after ``said``, as far as it has come."""
         assert self._prompt is not None, "begin comes first"
         if self._stream is None:
-            self._stream = self._engine.ask(self._prompt, said, min(LEAD, left), candidates)
+            self._stream, self._grew = self._engine.ask(self._prompt, said, min(LEAD, left), candidates), False
         stream = self._stream
         pieces = stream.take(_LOOK_S)
         if stream.over and not pieces:
             self._stream = None
             self.error = stream.error or self.error
-            self._stuck = not (stream.said or stream.error)
+            self._stuck = not (self._grew or stream.error)
         return pieces
 
 
@@ -125,6 +126,7 @@ class EngineDrafter(_Asking):
             tokens = self._checked(piece)
             chosen = self._chosen(tokens[0], piece.candidates) if len(tokens) == 1 else None
             self._tokens += tokens if chosen is None else [chosen]
+            self._grew |= bool(tokens)
             if chosen is not None and [chosen] != tokens:  # it goes on from another
                 self._stop()
                 return
@@ -195,6 +197,7 @@ class EngineTextDrafter(_Asking):
         if not self.far_enough:
             for piece in self._more(self._text, self._longest - len(self._verified), 0):
                 self._text += piece.text
+                self._grew |= bool(piece.text)
                 self._ended |= piece.ended
             self._translate()
         return (self._draft or [])[: max(0, self._longest - len(self._verified))]

@@ -208,6 +208,7 @@ class DraftEngine:
         self._lock = threading.Lock()
         self._known = ""  # what its hello gave; "": it has to be asked
         self._rests_until = 0.0
+        self.trouble = ""  # why it failed last, one sentence
         self._down = False
         self._told = False  # that it reads another number of tokens
         self.name = front.name
@@ -265,7 +266,7 @@ class DraftEngine:
             reason = "it does not answer"
         sentence = f"the draft engine at {self.url} failed, so replies are not drafted: {reason[:200]}"
         with self._lock:
-            self._known, self._rests_until = "", time.monotonic() + _PAUSE_S
+            self._known, self._rests_until, self.trouble = "", time.monotonic() + _PAUSE_S, sentence
             news, self._down = not self._down, True
         if news:
             _log.warning("%s", sentence)

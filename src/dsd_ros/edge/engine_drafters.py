@@ -49,7 +49,7 @@ class _Asking:
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         self._stop()
-        self.error, self._ends = "", ends
+        self.error, self._ends = self._engine.trouble if self._engine.rests else "", ends
         self._prompt = self._engine.prompt(request.image, request.instruction, request.history)
 
     def close(self) -> None:

@@ -48,8 +48,9 @@ def test_a_model_says_the_same_in_llama_server(capsys, tmp_path, family):
 
 def test_what_llama_cpp_would_read_otherwise_is_refused(capsys, tmp_path):
     text = make_tiny_text(tmp_path / "text", 5)
+    windows = make_tiny_model(tmp_path / "windows", 5, family="qwen2_5_vl")
+    capsys.readouterr()  # transformers shows how it writes them
     code, _, err = dsd_lab(capsys, "export", "gguf", "--model", text, "--folder", tmp_path)
     assert code == 2 and "is no Qwen-VL" in err and err.count("\n") == 1
-    windows = make_tiny_model(tmp_path / "windows", 5, family="qwen2_5_vl")
     code, _, err = dsd_lab(capsys, "export", "gguf", "--model", windows, "--folder", tmp_path)
     assert code == 2 and "windows of 56 pixels" in err and not list(tmp_path.glob("*.gguf"))

@@ -56,7 +56,7 @@ class EngineError(Exception):
     """What an engine did not do; one sentence."""
 
 
-class Prompt(NamedTuple):
+class EnginePrompt(NamedTuple):
     """A prompt for an engine.
 
     text: as the model's chat template writes it, with one placeholder for each picture. messages: OpenAI's, for what
@@ -92,7 +92,7 @@ class _Api(Protocol):
 
     def hello(self, answer: bytes) -> str: ...
 
-    def body(self, known: str, prompt: Prompt, said: str, count: int, candidates: int) -> dict[str, Any]: ...
+    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]: ...
 
     def piece(self, line: bytes) -> Piece: ...
 
@@ -127,7 +127,7 @@ class _Llama:
     def hello(self, answer: bytes) -> str:
         return msgspec.json.decode(answer, type=_LlamaProps).media_marker
 
-    def body(self, known: str, prompt: Prompt, said: str, count: int, candidates: int) -> dict[str, Any]:
+    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]:
         text: Any = prompt.text + said
         if prompt.pictures:  # the server writes the tokens around a picture itself
             text = {"prompt_string": text.replace(_PICTURE, known), "multimodal_data": prompt.pictures}
@@ -177,7 +177,7 @@ class _OpenAi:
             raise EngineError("it serves no model")
         return models[0].id
 
-    def body(self, known: str, prompt: Prompt, said: str, count: int, candidates: int) -> dict[str, Any]:
+    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]:
         begun = [{"role": "assistant", "content": said}] if said else []
         return {
             "model": known, "messages": [*prompt.messages, *begun], "max_tokens": count, "temperature": 0,
@@ -228,7 +228,7 @@ class DraftEngine:
 
     def prompt(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]] = ()
-    ) -> Prompt:
+    ) -> EnginePrompt:
         """What the engine is to read; errors as of ``VisionLanguageModel.prefill`` but for its length.
 
         Pictures have the size at which the model reads them, and so as many tokens as in the own draft.
@@ -246,9 +246,9 @@ class DraftEngine:
         text = front.template.render(*asked)
         length = len(front.tokenizer.encode(text, add_special_tokens=False).ids) + sum(counts) - len(counts)
         parted = "" if self.names_tokens else replace(front.template, chat_template=_PARTS).render(*asked)
-        return Prompt(text, _messages(parted, pictures), pictures, length)
+        return EnginePrompt(text, _messages(parted, pictures), pictures, length)
 
-    def ask(self, prompt: Prompt, said: str, count: int, candidates: int) -> EngineStream:
+    def ask(self, prompt: EnginePrompt, said: str, count: int, candidates: int) -> EngineStream:
         """Let it go on from the reply's text ``said``, for ``count`` tokens, each with so many ``candidates``."""
         stream = EngineStream(self, prompt, said, count, candidates)
         stream.start()
@@ -272,7 +272,7 @@ class DraftEngine:
             _log.warning("%s", sentence)
         return sentence
 
-    def heard(self, prompt: Prompt, read: int) -> None:
+    def heard(self, prompt: EnginePrompt, read: int) -> None:
         """It has answered, after ``read`` tokens of ``prompt``, or 0 for an unknown number."""
         with self._lock:
             news, self._down = self._down, False
@@ -330,7 +330,7 @@ class EngineStream(threading.Thread):
     Attributes: ``over``, whether nothing more comes; ``error``, why, if the engine failed.
     """
 
-    def __init__(self, engine: DraftEngine, prompt: Prompt, said: str, count: int, candidates: int) -> None:
+    def __init__(self, engine: DraftEngine, prompt: EnginePrompt, said: str, count: int, candidates: int) -> None:
         super().__init__(name="draft engine", daemon=True)
         self.asked = prompt, said, count, candidates
         self._engine, self._prompt = engine, prompt

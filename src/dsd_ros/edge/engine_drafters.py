@@ -22,7 +22,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.edge.draft_model import Origin
 from dsd_ros.edge.drafters import LEAD, Drafter, common_length
-from dsd_ros.edge.engine import CANDIDATES, DraftEngine, EngineStream, Piece, Prompt
+from dsd_ros.edge.engine import CANDIDATES, DraftEngine, EnginePrompt, EngineStream, Piece
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.translation import Translation
 from dsd_ros.wire.messages import Outcome
@@ -40,7 +40,7 @@ class _Asking:
         """``longest``: tokens to draft of a reply, at most; None: all but the last, which is the target's own."""
         self._engine, self._settings = engine, settings
         self._longest = settings.max_tokens - 1 if longest is None else longest
-        self._prompt: Prompt | None = None
+        self._prompt: EnginePrompt | None = None
         self._ends: frozenset[int] = frozenset()
         self._stream: EngineStream | None = None
         self._grew = False  # the draft, by what this request brought

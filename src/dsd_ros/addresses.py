@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses as people type them: of a verifier to dial, and of this machine to listen on.
+"""Addresses as people type them: of a verifier or a draft engine to dial, and of this machine to listen on.
 
 Everything that takes an address (flags, parameters, launch arguments) checks it here, when it is given.
 """
@@ -17,8 +17,18 @@ _PAGES = ("/healthz", "/metrics")  # what a verifier serves to browsers
 
 def check_verifier_address(text: str) -> str:
     """``text`` if it is the address of a verifier, ws://HOST[:PORT][/PATH] or wss://; else ValueError, one sentence."""
-    if wrong := _wrong_address(text):
+    if wrong := _wrong_address(text, ("ws", "wss"), "a verifier"):
         raise ValueError(f"{_named(text)!r} is not a verifier address: {wrong}; use ws://host:port or wss://host:port")
+    return text
+
+
+def check_engine_address(text: str) -> str:
+    """``text`` if it is the address of a draft engine, http://HOST[:PORT][/PATH]; else ValueError, one sentence."""
+    if wrong := _wrong_address(text, ("http",), "an engine"):
+        raise ValueError(
+            f"{_named(text)!r} is not an engine's address: {wrong}; use http://host:port for llama-server, or "
+            "http://host:port/v1 for an OpenAI API"
+        )
     return text
 
 
@@ -45,8 +55,9 @@ def _named(text: str) -> str:
     return re.sub(r"(?s)([?#]).+", r"\1***", named)
 
 
-def _wrong_address(text: str) -> str:
-    """What is wrong with an address, as part of a sentence; "" for nothing."""
+def _wrong_address(text: str, schemes: tuple[str, ...], what: str) -> str:
+    """What is wrong with the address of ``what``, as part of a sentence; "" for nothing."""
+    begins = " or ".join(f"{scheme}://" for scheme in schemes)
     if "@" in text.partition("?")[0]:
         return "it holds a user or a password, which belongs in the token file"
     if not text.isprintable() or any(map(str.isspace, text)):
@@ -55,14 +66,14 @@ def _wrong_address(text: str) -> str:
         parts, port = urlsplit(text), urlsplit(text).port
     except ValueError:
         return "its host or its port cannot be read"
-    if parts.scheme not in ("ws", "wss") or not parts.netloc:
-        return "it does not begin with ws:// or wss:// and a host"
+    if parts.scheme not in schemes or not parts.netloc:
+        return f"it does not begin with {begins} and a host"
     if port == 0 or re.search(r":$|\][^:]", parts.netloc):
         return "ports are numbers from 1 to 65535"
     if "?" in text or "#" in text or parts.path in _PAGES or not _PATH.fullmatch(parts.path):
-        return "what follows the host does not lead to a verifier"
+        return f"what follows the host does not lead to {what}"
     if not _is_host(parts.hostname or ""):
-        return "it names no valid host; an IPv6 address stands in brackets, as in ws://[::1]:8765"
+        return f"it names no valid host; an IPv6 address stands in brackets, as in {schemes[0]}://[::1]:8765"
     return ""
 
 

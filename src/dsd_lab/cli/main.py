@@ -12,7 +12,7 @@ LAB = product.CommandLine(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",
-    ("ask", "bench", "figures", "papers", "train", "evaluate"),
+    ("ask", "bench", "figures", "papers", "train", "evaluate", "export"),
 )
 
 

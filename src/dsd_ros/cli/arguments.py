@@ -18,6 +18,8 @@ from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter
 
+from dsd_ros.addresses import check_engine_address
+from dsd_ros.edge.settings import ENGINE_HELP
 from dsd_ros.paths import shipped_model, user_path
 from dsd_ros.python310 import dataclass_transform
 
@@ -61,6 +63,10 @@ def file_option(text: str, metavar: str = "FILE") -> Any:
 
 def model_option(role: str) -> Any:
     return flag("", f"directory or hub id of the {role} model (default: the shipped one)")
+
+
+def engine_option() -> Any:
+    return flag("", ENGINE_HELP, metavar="URL", convert=check_engine_address)
 
 
 def tokenizer_option() -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cli.arguments import (
     arguments,
+    engine_option,
     file_option,
     flag,
     json_option,
@@ -46,6 +47,7 @@ class DecodeArguments:
     decoding: DecodeSettings = part(DecodeSettings, "Decoding")
     words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
     draft: str = model_option("draft")
+    draft_engine: str = engine_option()
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
@@ -109,16 +111,16 @@ def _decode(
 ) -> tuple[DecodedReply, Callable[[list[int]], str]]:
     """The reply, and what turns its tokens into text."""
     from dsd_ros.cloud.engine import in_process_channel
+    from dsd_ros.edge.engine import load_draft
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
     from dsd_ros.edge.vocabulary import Vocabulary
-    from dsd_ros.vlm.loading import load_model
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
     history = list(zip(earlier, args.history_action, strict=True))
     say("loading the draft model")
-    draft = load_model(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt))
+    draft = load_draft(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt), args.draft_engine)
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     if not args.draft and (args.link.verifier or not args.target):

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsd_ros.bringup.systems import DEMO_INSTRUCTION, DEMO_SEED
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part, tokenizer_option, word
+from dsd_ros.cli.arguments import (
+    arguments,
+    engine_option,
+    flag,
+    json_option,
+    model_option,
+    part,
+    tokenizer_option,
+    word,
+)
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.ros.settings import TRANSPORTS
@@ -74,6 +83,7 @@ class DemoSettings:
     verbose: bool = flag(False, "show what the nodes log, which a file has in any case")
     record: str = flag("", "record the run into a bag, as record:=DIR does", metavar="DIR")
     draft: str = model_option("draft")
+    draft_engine: str = engine_option()
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
 

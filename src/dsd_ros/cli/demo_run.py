@@ -142,6 +142,7 @@ def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, s
         "instruction": settings.goal,
         "temperature": str(settings.temperature),
         "draft_model": settings.draft,
+        "draft_engine": settings.draft_engine,
         "target_model": settings.target,
         "target_tokenizer": settings.target_tokenizer,
     }

@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from dsd_ros.decoding.methods import Result, RoundContext, method_of
-from dsd_ros.decoding.methods.base import Kept
+from dsd_ros.decoding.methods.base import Drafted, Kept
 from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
@@ -276,6 +276,46 @@ class Origin:
     source: str = ""
     complete: bool = False
     begun: int = 0
+
+
+class RoundDraft(Drafted, Protocol):
+    """One round's draft as the loop sees it: it follows ``prefix``, and took ``seconds`` to make."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def prefix(self) -> list[int]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+class Proposer(Protocol):
+    """Proposes each round's draft: ``DraftModel``, or an engine."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def device(self) -> torch.device | None: ...
+
+    def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None: ...
+
+    def propose(self) -> RoundDraft: ...
+
+    def draft_ahead(self, draft: Any) -> None: ...
+
+    def on_early(self, outcome: Outcome) -> None: ...
+
+    def update(self, draft: Any, result: Result) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class DraftModel:

@@ -32,6 +32,10 @@ class Drafter(Protocol):
 
     device: torch.device | None  # where a model of this process runs
 
+    @property
+    def error(self) -> str:
+        """Why an engine has drafted nothing for a time in this reply, one sentence; "" if it has not failed."""
+
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``ends`` are the target's end tokens."""
 
@@ -51,6 +55,8 @@ class Drafter(Protocol):
 
 class ModelDrafter:
     """Drafts with a model of this process that has the target's tokenizer."""
+
+    error = ""
 
     def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, longest: int | None = None) -> None:
         """``longest``: tokens to draft of a reply, at most; None: all but the last, which is the target's own."""
@@ -110,6 +116,8 @@ class TextDrafter:
     The last token of such a text is left out while the text may go on: what follows often changes it. The model's
     sequence holds the verified text, and perhaps drafted text after it that is not refuted.
     """
+
+    error = ""
 
     def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, translation: Translation) -> None:
         self.device: torch.device | None = model.device

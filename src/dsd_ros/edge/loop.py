@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
-from dsd_ros.edge.draft_model import DraftModel, ModelDraft
+from dsd_ros.edge.draft_model import Proposer, RoundDraft
 from dsd_ros.edge.recorder import Recorder
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.request import ReplyRequest
@@ -31,7 +31,7 @@ class GrowingReply:
         """Whether it has ended or reached its longest length."""
         return self.ended or len(self.tokens) >= self._max_tokens
 
-    def extend(self, draft: ModelDraft, result: Result) -> None:
+    def extend(self, draft: RoundDraft, result: Result) -> None:
         """Add a round's accepted tokens and the token that follows them, up to the reply's end."""
         tree = draft.tree
         gained = [*tree.tokens_of(tree.path_to(result.accepted - 1)), result.next_token]
@@ -45,7 +45,7 @@ class GrowingReply:
 class DecodeLoop:
     """Decodes replies over an open session, drafted in turn or ahead, with any method."""
 
-    proposer: DraftModel
+    proposer: Proposer
     client: ReplyClient
     method: Method
     settings: DecodeSettings

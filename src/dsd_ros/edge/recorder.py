@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierClient
-from dsd_ros.edge.draft_model import DraftModel, ModelDraft, Origin
+from dsd_ros.edge.draft_model import Origin, Proposer, RoundDraft
 from dsd_ros.edge.drafters import Drafter
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.request import ReplyRequest
@@ -27,7 +27,7 @@ class Recorder:
 
     request: ReplyRequest
     settings: DecodeSettings
-    proposer: DraftModel
+    proposer: Proposer
     client: ReplyClient
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Recorder:
         self._prefill_seconds = self._mark - self._began
         self._traffic = self.client.traffic[0], self._before[1]
 
-    def round_ended(self, draft: ModelDraft, result: Result, tokens: list[int]) -> None:
+    def round_ended(self, draft: RoundDraft, result: Result, tokens: list[int]) -> None:
         """Record a round, and report progress; ``tokens``: all of the reply so far."""
         record = self._record(draft, result, tokens)
         self._records.append(record)
@@ -86,7 +86,7 @@ class Recorder:
             speculative_decoding=speculated,
         )
 
-    def _record(self, draft: ModelDraft, result: Result, tokens: list[int]) -> RoundRecord:
+    def _record(self, draft: RoundDraft, result: Result, tokens: list[int]) -> RoundRecord:
         client, tree, origin, outcome = self.client, draft.tree, self._origin, self.client.outcome
         assert outcome is not None
         accepted = set(tree.path_to(result.accepted - 1))
@@ -205,6 +205,7 @@ class StreamRecorder:
             records=records,
             draft_length=1 if self._drafter is not None else 0,
             choice=choice,
+            worker_error=self._drafter.error if self._drafter is not None else "",
             peak_memory=memory,
             threads=threads,
             speculative_decoding=SpeculativeDecoding.of(

@@ -10,7 +10,7 @@ import msgspec
 
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.edge.client import VerifierClient
-from dsd_ros.edge.draft_model import ModelDraft
+from dsd_ros.edge.draft_model import RoundDraft
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
@@ -29,7 +29,7 @@ class ReplyClient:
         self._method = method
         self._request: ReplyRequest | None = None
         self._recovered: list[int] = []
-        self._ahead: dict[int, ModelDraft] = {}  # rounds sent ahead, by number
+        self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
         self._in_flight = False
         self._rounds = 0
         self.send_began = self.sent_at = self.received_at = 0.0
@@ -59,7 +59,7 @@ class ReplyClient:
         self._link.begin_reply()
         self._link.post(self._observation())
 
-    def send(self, draft: ModelDraft, recovered: Sequence[int]) -> None:
+    def send(self, draft: RoundDraft, recovered: Sequence[int]) -> None:
         """Send a round, unless it was sent ahead.
 
         ``recovered``: what the robot drew after the last round's rejection, which the verifier does not know yet.
@@ -74,12 +74,12 @@ class ReplyClient:
             self._link.post(self._message(draft, self._recovered))
         self.sent_at = time.perf_counter()
 
-    def send_ahead(self, draft: ModelDraft) -> None:
+    def send_ahead(self, draft: RoundDraft) -> None:
         """Send a round before the previous outcome is known; from any thread."""
         self._ahead[draft.number] = draft
         self._link.post_ahead(self._message(draft, [], ahead=True))
 
-    def wait(self, draft: ModelDraft, on_early: Callable[[Outcome], None]) -> Result:
+    def wait(self, draft: RoundDraft, on_early: Callable[[Outcome], None]) -> Result:
         """The target's result for the round that was sent.
 
         VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1; ResultError for a
@@ -136,7 +136,7 @@ class ReplyClient:
         self._request, self.outcome, self.early = None, None, []
         self._ahead.clear()
 
-    def _again(self, draft: ModelDraft, whole: bool) -> list[Message]:
+    def _again(self, draft: RoundDraft, whole: bool) -> list[Message]:
         """The messages to send again; ``whole``: the verifier knows nothing of the reply."""
         if not (whole or draft.number == 1):
             return [self._message(draft, self._recovered)]
@@ -149,7 +149,7 @@ class ReplyClient:
         assert request is not None
         return self._pictures.observation(self.session, request.number, request.instruction, everything)
 
-    def _message(self, draft: ModelDraft, recovered: list[int], ahead: bool = False) -> Draft:
+    def _message(self, draft: RoundDraft, recovered: list[int], ahead: bool = False) -> Draft:
         tree = draft.tree
         return Draft(
             session=self.session,

@@ -96,9 +96,9 @@ class DecodedReply:
 
     ``tokens`` are the target's in every mode, with the token that ends the reply; ``text`` is their text without
     special tokens ("" without a tokenizer). ``finished`` is False if max_tokens cut the reply off. ``seconds`` is the
-    whole decode, ``prefill_seconds`` the draft model's prefill. ``worker_error`` is the first failure of a pre-draft,
-    "" if none; it costs time and changes no token. ``peak_memory`` in bytes is that of the draft model's GPU, else of
-    this process; ``threads`` are this process's.
+    whole decode, ``prefill_seconds`` the draft model's prefill. ``worker_error`` is the first failure of a pre-draft
+    or of a draft engine, "" if none; it costs time and changes no token. ``peak_memory`` in bytes is that of the draft
+    model's GPU, else of this process; ``threads`` are this process's.
     """
 
     tokens: list[int]

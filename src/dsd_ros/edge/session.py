@@ -15,8 +15,10 @@ from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import TargetChanged, VerifierClient
-from dsd_ros.edge.draft_model import DraftModel
+from dsd_ros.edge.draft_model import DraftModel, Proposer
 from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
+from dsd_ros.edge.engine import DraftEngine
+from dsd_ros.edge.engine_drafters import EngineRounds, engine_drafter
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.reply_client import ReplyClient
@@ -50,14 +52,14 @@ class TextModel(Protocol):
 class EdgeSession:
     """Decodes replies, one at a time, over a channel that the caller owns.
 
-    ``draft_model`` is needed by modes that draft; in others it only turns tokens into text and may be None. After any
-    failure the session can be used for the next decode.
+    ``draft_model`` is needed by modes that draft, and may be an engine; in others it only turns tokens into text and
+    may be None. After any failure the session can be used for the next decode.
     """
 
     def __init__(
         self,
         channel: Channel,
-        draft_model: VisionLanguageModel | TextModel | None,
+        draft_model: VisionLanguageModel | DraftEngine | TextModel | None,
         settings: DecodeSettings,
         link: LinkSettings | None = None,
         vocabulary: Vocabulary | None = None,
@@ -74,10 +76,10 @@ class EdgeSession:
         self._form = form
         self.settings = settings
         self._text_model = draft_model
-        self._draft_model: VisionLanguageModel | None = None
+        self._draft_model: VisionLanguageModel | DraftEngine | None = None
         self._translation: Translation | None = None
         if settings.needs_draft and draft_model is not None:
-            self._draft_model = cast("VisionLanguageModel", draft_model)
+            self._draft_model = cast("VisionLanguageModel | DraftEngine", draft_model)
         if vocabulary is not None and _translates(draft_model, vocabulary):
             self._text_model = vocabulary
             if self._draft_model is not None:
@@ -164,7 +166,7 @@ class EdgeSession:
         """The draft model's own, unverified reply (``verified`` is False), without the link.
 
         For a robot that may continue while the link is lost, after a ``decode`` that failed. ValueError without a draft
-        model, or for an input that cannot be used; DeadlineExceeded, DecodeCancelled.
+        model, or for an input that cannot be used; DeadlineExceeded, DecodeCancelled; LinkClosed if the engine fails.
         """
         model = self._draft_model
         if model is None:
@@ -174,7 +176,15 @@ class EdgeSession:
         ends = frozenset(known.eos_token_ids if known is not None else model.eos_token_ids)
         limits, constrain = Limits(deadline, cancelled), self._constrain if self._form is not None else None
         request = ReplyRequest(self._reply, image, instruction, None, self.text, limits, history, constrain)
-        return _decode_alone(model, self.settings, ends, request)
+        drafter: Drafter
+        if isinstance(model, DraftEngine):
+            drafter = engine_drafter(model, self.settings, longest=self.settings.max_tokens)
+        else:
+            drafter = ModelDrafter(model, self.settings, longest=self.settings.max_tokens)
+        try:
+            return _decode_alone(drafter, self.settings, ends, request, model.decode_text)
+        finally:
+            drafter.close()
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""
@@ -220,7 +230,9 @@ class EdgeSession:
         model, settings = self._draft_model, self.settings
         if settings.preset.streams:
             drafter: Drafter | None = None
-            if model is not None and self._translation is not None:
+            if isinstance(model, DraftEngine):
+                drafter = engine_drafter(model, settings, self._translation)
+            elif model is not None and self._translation is not None:
                 drafter = TextDrafter(model, settings, self._translation)
             elif model is not None:
                 drafter = ModelDrafter(model, settings)
@@ -228,7 +240,11 @@ class EdgeSession:
         assert model is not None
         method = method_of(settings.proven_by, settings.sampling.greedy)
         client = ReplyClient(self._link, self._pictures, method)
-        proposer = Ahead(model, settings, client.send_ahead) if settings.predrafts else DraftModel(model, settings)
+        proposer: Proposer
+        if isinstance(model, DraftEngine):
+            proposer = EngineRounds(model, settings)
+        else:
+            proposer = Ahead(model, settings, client.send_ahead) if settings.predrafts else DraftModel(model, settings)
         return DecodeLoop(proposer, client, method, settings)
 
     def text(self, tokens: list[int]) -> str:
@@ -238,7 +254,7 @@ class EdgeSession:
 
 def check_settings(
     settings: DecodeSettings,
-    draft_model: VisionLanguageModel | TextModel | None,
+    draft_model: VisionLanguageModel | DraftEngine | TextModel | None,
     vocabulary: Vocabulary | None = None,
     form: ReplyForm | None = None,
 ) -> None:
@@ -249,11 +265,12 @@ def check_settings(
     """
     if not settings.needs_draft:
         return
-    if draft_model is None or not hasattr(draft_model, "prefill"):
+    if draft_model is None or not (isinstance(draft_model, DraftEngine) or hasattr(draft_model, "prefill")):
         raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
+    _check_engine(settings, draft_model)
     _check_room(settings, draft_model.vocab_size)
     if form is not None:
-        model = cast("VisionLanguageModel", draft_model)
+        model = cast("VisionLanguageModel | DraftEngine", draft_model)
         model.constrainer.of(form, model.eos_token_ids)
     if _translates(draft_model, vocabulary) and not settings.preset.streams:
         raise ValueError(
@@ -261,10 +278,22 @@ def check_settings(
         )
 
 
-def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None) -> bool:
+def _translates(
+    draft_model: VisionLanguageModel | DraftEngine | TextModel | None, vocabulary: Vocabulary | None
+) -> bool:
     """Whether the draft model has another tokenizer than the target."""
     own = draft_model.tokenizer_fingerprint if draft_model is not None else ""
     return vocabulary is not None and vocabulary.tokenizer_fingerprint != own
+
+
+def _check_engine(settings: DecodeSettings, draft_model: object) -> None:
+    """ValueError for an engine in a mode that needs more of a draft model than its tokens."""
+    plain = settings.shaped_by is Shape.SEQUENCE and not (settings.draws or settings.predrafts)
+    if isinstance(draft_model, DraftEngine) and not plain:
+        raise ValueError(
+            f"mode {settings.mode} needs the draft's distributions, and a draft engine gives tokens alone; use stream, "
+            "coupled, or dsd with temperature 0, or leave out the engine"
+        )
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
@@ -292,27 +321,32 @@ def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
 
 
 def _decode_alone(
-    model: VisionLanguageModel, settings: DecodeSettings, ends: frozenset[int], request: ReplyRequest
+    drafter: Drafter,
+    settings: DecodeSettings,
+    ends: frozenset[int],
+    request: ReplyRequest,
+    text: Callable[[list[int]], str],
 ) -> DecodedReply:
-    """A reply by ``model`` alone, with the noise that the target would have used; errors as in
+    """A reply by ``drafter`` alone, with the noise that the target would have used; errors as in
     ``EdgeSession.decode_alone``.
     """
     began = time.perf_counter()
-    drafter = ModelDrafter(model, settings, longest=settings.max_tokens)
     drafter.begin(request, ends)
     prefill_seconds = time.perf_counter() - began
     tokens: list[int] = []
     while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in ends):
         request.limits.check()
         drafted = drafter.next()
-        if not drafted:
+        if not drafted and drafter.error:
+            raise LinkClosed(drafter.error)
+        if not drafted and drafter.far_enough:
             break
         tokens += drafted
         drafter.follow(tokens)
-    memory, threads = resources(model.device)
+    memory, threads = resources(drafter.device)
     return DecodedReply(
         tokens=tokens,
-        text=model.decode_text(tokens),
+        text=text(tokens),
         mode=settings.mode,
         finished=bool(tokens) and tokens[-1] in ends,
         seconds=time.perf_counter() - began,

@@ -11,6 +11,11 @@ from dsd_ros.addresses import check_host, is_loopback
 from dsd_ros.limits import ENCODINGS, MAX_SIDE
 from dsd_ros.options import check_options, option
 
+ENGINE_HELP = (
+    "server that drafts in this process' place: http://host:port of llama-server, or http://host:port/v1 of an OpenAI "
+    "API; the draft's folder is then read for its tokenizer and prompts alone; empty: none"
+)
+
 
 @dataclass(frozen=True)
 class LinkSettings:

@@ -49,7 +49,7 @@ class StreamDecoder:
             wait = drafter is None or drafter.far_enough
             for verified in reply.verified(wait, briefly=prefill is not None and drafter is None):
                 recorder.passed(verified)
-                if prefill is not None:
+                if prefill is not None and not prefill.failed:
                     self._worth.learn(verified.accepted, len(verified.tokens))
             if drafter is not None and not reply.ended:
                 drafter.follow(reply.tokens)  # 2. roll back to the first token on which both differ
@@ -102,6 +102,11 @@ class _Prefill(threading.Thread):
             self.seconds, self._done = time.perf_counter() - began, True
             if self._given_up:
                 self._drafter.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether an engine has failed in this reply, which says nothing of what its drafts are worth."""
+        return bool(self._drafter.error)
 
     @property
     def drafter(self) -> Drafter | None:

@@ -9,17 +9,21 @@ generation in Hugging Face transformers, but texts are aligned by characters ins
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Items
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.vlm.model import VisionLanguageModel
+
+if TYPE_CHECKING:
+    from dsd_ros.edge.engine import DraftEngine
+    from dsd_ros.vlm.model import VisionLanguageModel
 
 
 class Translation:
     """What a draft model and a target's vocabulary share over all replies."""
 
-    def __init__(self, target: Vocabulary, model: VisionLanguageModel) -> None:
+    def __init__(self, target: Vocabulary, model: VisionLanguageModel | DraftEngine) -> None:
         self.target = target
         self.draft = Vocabulary(model.tokenizer.to_str())
         self.draft_ends = model.eos_token_ids

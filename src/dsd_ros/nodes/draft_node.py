@@ -25,6 +25,7 @@ from dsd_msgs.srv import Decode
 from dsd_ros.decoding.modes import streams
 from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.drafters import Worth
+from dsd_ros.edge.engine import DraftEngine, load_draft
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession, check_settings
@@ -42,7 +43,6 @@ from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds, to_duration
 from dsd_ros.shown import seconds_name
-from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
@@ -76,7 +76,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._proven: AuthenticatedChannel | None = None  # the same with a token
         self._session: EdgeSession | None = None
         self._worth = Worth()
-        self._loaded: tuple[VisionLanguageModel, Vocabulary | None] | None = None
+        self._loaded: tuple[VisionLanguageModel | DraftEngine, Vocabulary | None] | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
         self._interruptions = 0  # of opening the session, which a decode request does not interrupt
@@ -96,12 +96,13 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         settings = self._settings
         self._grammar = read_grammar(settings.grammar)
         self._proven = AuthenticatedChannel(self._channel, settings.token) if settings.token() else None
-        model = load_model(settings.model)
+        model = load_draft(settings.model, settings.draft_engine)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
         with self._lock:
             self._loaded = model, vocabulary
             self._session = self._new_session()
-        self.get_logger().info(f"draft model {model.name} loaded")
+        drafts = f"is drafted with at {settings.draft_engine}" if settings.draft_engine else "loaded"
+        self.get_logger().info(f"draft model {model.name} {drafts}")
 
     def begin(self) -> None:
         """:raises LinkError: when the session could not be opened within ten seconds, or was interrupted."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dsd_ros.addresses import check_host, check_verifier_address
+from dsd_ros.addresses import check_engine_address, check_host, check_verifier_address
 from dsd_ros.cloud.settings import (
     BOTH_FILES,
     DocumentSettings,
@@ -24,7 +24,7 @@ from dsd_ros.cloud.settings import (
 )
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
-from dsd_ros.edge.settings import LinkSettings, ServeSettings
+from dsd_ros.edge.settings import ENGINE_HELP, LinkSettings, ServeSettings
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.run.controller import MotionSettings
@@ -191,6 +191,7 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
         TRANSPORTS[0], "dds: verifier_node; websocket: bridge_node. The node only reports it", choices=TRANSPORTS
     )
     image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
+    draft_engine: str = option("", ENGINE_HELP, check=check_engine_address)
     target_tokenizer: str = option("", "tokenizer.json of a target that has another one; empty: the draft's")
     link_patience_s: float = option(
         2.0, "a decode that allows unverified replies returns the draft's after this much silence, s", 0.1, 60.0

@@ -100,18 +100,21 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     return model
 
 
-def load_front(settings: ModelSettings) -> ModelFront:
-    """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if that is wrong."""
-    directory = resolve_directory(settings.path)
-    return _read_front(directory, directory, settings)
+def load_front(settings: ModelSettings, *, weights: bool = True) -> ModelFront:
+    """All of a model but its weights, for an engine that holds those; ModelError, one sentence, if that is wrong.
+
+    weights: whether the folder must have them all the same, since the model is known by their fingerprint.
+    """
+    directory = resolve_directory(settings.path, weights=weights)
+    return _read_front(directory, directory, settings, weights)
 
 
-def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFront:
+def _read_front(directory: Path, base: Path, settings: ModelSettings, weights: bool = True) -> ModelFront:
     """``base``: the folder of an adapter's base model, whose tokenizer and configuration count; else ``directory``."""
     from transformers import AutoConfig, GenerationConfig
 
-    _check_files(directory)
-    _check_files(base)
+    _check_files(directory, weights)
+    _check_files(base, weights)
     kind = _model_type(base)
     text_only = not kind.endswith("_vl")
     tokenizer, tokenizer_hash = _load_tokenizer(base)
@@ -139,7 +142,7 @@ def _read_front(directory: Path, base: Path, settings: ModelSettings) -> ModelFr
         None if text_only else ImageProcessor(base),
         name=directory.resolve().name if user_path(settings.path).is_dir() else settings.path,
         eos_token_ids=_eos_token_ids(base, config, generation, tokenizer),
-        fingerprint=model_fingerprint(directory),
+        fingerprint=model_fingerprint(directory) if weights else "",
         tokenizer_fingerprint=tokenizer_hash,
         token_options=_token_options(base),
     )
@@ -152,10 +155,10 @@ def _token_options(directory: Path) -> TokenOptions | None:
         raise ModelError(f"an option in {directory / 'generation_config.json'} cannot be used: {error}") from error
 
 
-def _check_files(directory: Path) -> None:
+def _check_files(directory: Path, weights: bool) -> None:
     """ModelError for weights that are not a model's, and for the pointer that Git LFS leaves in a file's place."""
     names = sorted(path.name for path in directory.iterdir())
-    if not any(name.endswith(".safetensors") and name != "adapter_model.safetensors" for name in names):
+    if weights and not any(name.endswith(".safetensors") and name != "adapter_model.safetensors" for name in names):
         if "adapter_config.json" in names:
             raise ModelError(
                 f"{directory} holds a LoRA adapter without its base; save both as one model (PEFT's merge_and_unload)"
@@ -169,7 +172,8 @@ def _check_files(directory: Path) -> None:
                     "safetensors, as transformers' save_pretrained does"
                 )
     for path in sorted([*directory.iterdir(), directory / EXITS_FILE]):
-        if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
+        suffixes = (".json", ".jinja", ".txt", *([".safetensors"] if weights else []))
+        if path.suffix in suffixes and path.is_file():
             with path.open("rb") as stream:
                 if stream.read(len(_LFS)) == _LFS:
                     raise ModelError(
@@ -177,7 +181,7 @@ def _check_files(directory: Path) -> None:
                     )
 
 
-def resolve_directory(path: str) -> Path:
+def resolve_directory(path: str, *, weights: bool = True) -> Path:
     """The local directory of a model path or hub id, downloaded if that is allowed."""
     directory = user_path(path)
     if directory.is_dir():
@@ -193,7 +197,8 @@ def resolve_directory(path: str) -> Path:
 
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     try:
-        return Path(snapshot_download(path, allow_patterns=_DOWNLOADS, local_files_only=offline))
+        wanted = [name for name in _DOWNLOADS if weights or name != "*.safetensors"]
+        return Path(snapshot_download(path, allow_patterns=wanted, local_files_only=offline))
     except Exception as error:
         hint = "it is not in the local cache and HF_HUB_OFFLINE forbids downloading"
         if not offline:

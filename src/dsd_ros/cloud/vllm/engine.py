@@ -52,15 +52,16 @@ def engine_arguments(model: ModelFront, settings: BackendSettings, dtype: str) -
     from vllm.platforms import current_platform
 
     given = json.loads(settings.engine_args or "{}")
-    drafts, without = _draft_arguments(settings.drafts, given)
+    on_cpu = current_platform.is_cpu()
+    drafts, without = _draft_arguments(settings.drafts, given, on_cpu)
     arguments = {
         "dtype": dtype,
         "max_model_len": model.max_length,
         "disable_log_stats": True,
         **(_picture_arguments() if model.images is not None else {}),
-        **(_cpu_arguments() if current_platform.is_cpu() else {}),
-        **given,
+        **(_cpu_arguments() if on_cpu else {}),
         **drafts,
+        **given,
         "model": str(model.directory),
         "enable_prefix_caching": True,
         "tensor_parallel_size": settings.tensor_parallel,
@@ -72,7 +73,7 @@ def engine_arguments(model: ModelFront, settings: BackendSettings, dtype: str) -
         raise ModelError(f"vLLM does not take these engine_args: {sentence_of(error)}") from error
 
 
-def _draft_arguments(wanted: bool, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _draft_arguments(wanted: bool, given: dict[str, Any], on_cpu: bool) -> tuple[dict[str, Any], str]:
     if not wanted:
         return {}, "drafts are switched off"
     if named := sorted({"speculative_config", "scheduler_cls"} & given.keys()):
@@ -81,15 +82,18 @@ def _draft_arguments(wanted: bool, given: dict[str, Any]) -> tuple[dict[str, Any
         from dsd_ros.cloud.vllm import scheduler
     except Exception as error:  # whatever a release of vLLM has moved
         return {}, f"this vLLM is not as it is known here ({sentence_of(error)})"
+    module = scheduler.__name__
     found = {
-        "method": "custom_class",
-        "model": f"{scheduler.__name__}.{scheduler.NoProposer.__name__}",
-        "num_speculative_tokens": MOST_DRAFTED,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": f"{module}.{scheduler.NoProposer.__name__}",
+            "num_speculative_tokens": MOST_DRAFTED,
+        },
+        "scheduler_cls": f"{module}.{scheduler.DraftScheduler.__name__}",
     }
-    return {
-        "speculative_config": found,
-        "scheduler_cls": f"{scheduler.__name__}.{scheduler.DraftScheduler.__name__}",
-    }, ""
+    if on_cpu:  # where the worker is a process of its own
+        found["distributed_executor_backend"] = f"{module}.{scheduler.DraftExecutor.__name__}"
+    return found, ""
 
 
 def _picture_arguments() -> dict[str, Any]:

@@ -43,13 +43,13 @@ class DraftReader:
 
 
 class DraftWriter:
-    """The verifier's end of all inboxes in a directory."""
+    """The verifier's end of all pipes in a directory."""
 
     def __init__(self, directory: str) -> None:
         self._pipes = [os.open(path, os.O_WRONLY | os.O_NONBLOCK) for path in Path(directory).glob("drafts-*")]
 
     def send(self, message: DraftTokens) -> None:
-        """Write a message to each reader that has room. Never waits or raises."""
+        """Write a message to each pipe that has room. Never waits or raises."""
         data = encode(message)
         for pipe in self._pipes:
             with contextlib.suppress(OSError):

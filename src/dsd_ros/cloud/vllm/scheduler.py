@@ -19,6 +19,7 @@ from vllm.config.speculative import SpeculativeMethod
 from vllm.platforms import current_platform
 from vllm.triton_utils.dispatcher import register_kernels
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
 
 from dsd_ros.cloud.drafts import StreamedDraft
@@ -42,6 +43,7 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not in every e
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         self._reader = DraftReader(os.environ[DIRECTORY])
+        self._complained = False
         self._drafts: OrderedDict[int, StreamedDraft] = OrderedDict()  # by session
         self._vocab_size = vllm_config.model_config.get_vocab_size()
 
@@ -52,15 +54,17 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not in every e
                 self._drafts.setdefault(message.session, StreamedDraft()).take(message)
             while len(self._drafts) > _SESSIONS:
                 self._drafts.popitem(last=False)
-            found = [self._draft(self.requests.get(name)) for name in draft_token_ids.req_ids]
-            draft_token_ids = DraftTokenIds(draft_token_ids.req_ids, found)
+            names = [request.request_id for request in self.running]
+            draft_token_ids = DraftTokenIds(names, [self._draft(request) for request in self.running])
         except Exception:
-            _log.warning("a step goes on without drafts", exc_info=True)
+            if not self._complained:
+                _log.warning("a step goes on without drafts; there may be more", exc_info=True)
+            self._complained = True
         super().update_draft_token_ids(draft_token_ids)
 
     def _draft(self, request: Any) -> list[int]:
         """What may follow in a request's reply: ids of the vocabulary, at most ``num_spec_tokens``."""
-        named = request is not None and (request.sampling_params.extra_args or {}).get(REQUEST)
+        named = (request.sampling_params.extra_args or {}).get(REQUEST)
         draft = self._drafts.get(named[0]) if named else None
         if not named or draft is None:
             return []
@@ -68,6 +72,14 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not in every e
         verified = list(request.all_token_ids[request.num_prompt_tokens - known :])
         ends = request.sampling_params.stop_token_ids or ()
         return draft.after(reply, verified, self.num_spec_tokens, ends, self._vocab_size)
+
+
+class DraftExecutor(MultiprocExecutor):  # type: ignore[misc]
+    """vLLM's own for workers that are processes, which need not be asked for drafts after each step: they have none."""
+
+    def take_draft_token_ids(self) -> DraftTokenIds:
+        """None of any request; ``DraftScheduler`` has them."""
+        return DraftTokenIds([], [])
 
 
 class NoProposer:

@@ -121,7 +121,7 @@ class VllmTarget:
     def close(self) -> None:
         """Stop the engine."""
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(20.0)
+            asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(30.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5.0)
         self._directory.cleanup()
@@ -210,7 +210,7 @@ class VllmTarget:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.llm is not None:
-            self.llm.shutdown(timeout=5.0)
+            self.llm.shutdown(timeout=15.0)
         if self._writer is not None:
             self._writer.close()
 

@@ -292,52 +292,6 @@ def test_settings_out_of_place_are_refused(values):
         VerifierSettings(**values)
 
 
-class Apart(LocalTarget):
-    """Batches itself, as a serving engine does; a round with draft [6] is held until ``free`` is set."""
-
-    concurrent = True
-
-    def __init__(self, model) -> None:
-        super().__init__(model)
-        self.held, self.free = threading.Event(), threading.Event()
-        self.under_way = self.most = 0
-
-    def verify(self, rounds, on_early):
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        try:
-            if rounds[0].draft.tokens == [6]:
-                self.held.set()
-                assert self.free.wait(120)
-            yield from super().verify(rounds, on_early)
-        finally:
-            self.under_way -= 1
-
-
-def test_a_target_that_batches_itself_lets_no_round_wait_for_the_slowest(model):
-    said = greedy(model, 4)
-    target = Apart(model)
-    with VerifierEngine(target, EngineSettings(max_batch=4)) as engine:
-        slow, quick = Robot(engine, "slow"), Robot(engine, "quick")
-        for robot in (slow, quick):
-            robot.open()
-            robot.observe()
-        slow.draft(1, 0, [6])
-        assert target.held.wait(120)
-        slow.draft(2, 1, said[1:2])  # this robot's own next round waits
-        for number in range(3):
-            quick.draft(number + 1, number)
-            assert quick.get().next_token == said[number]
-        assert slow.silent() and target.most == 2
-        target.free.set()
-        assert [slow.get().round, slow.get().round] == [1, 2]
-        assert slow.session in engine._sessions._sessions
-        until = time.monotonic() + 60
-        while engine._queue.taken and time.monotonic() < until:  # given back after the outcome is on its way
-            time.sleep(0.001)
-        assert engine._queue.taken == 0
-
-
 def test_a_target_may_refuse_a_session(model):
     class Picky(LocalTarget):
         def check(self, request, sampling) -> None:

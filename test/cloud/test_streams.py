@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from functools import cache
 from itertools import pairwise
 
@@ -13,11 +14,12 @@ import pytest
 from by_hand import IMAGE, Robot
 from by_reference import reply_alone
 from hypothesis import Phase, given, settings as profile, strategies as st
-from stepped import Stepped
+from stepped import Speaking, Stepped
 from table_model import TableModel
 from worded_table import FORM, WordedTable, constrained_alone
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.rounds import RoundRefused
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.wire.messages import Draft, DraftTokens, Refusal, RefusalCode, SessionClose, VerifiedTokens
@@ -375,3 +377,83 @@ def test_the_end_of_the_context_is_the_same_with_any_draft():
             assert message.code == RefusalCode.MODEL_ERROR and "10 tokens" in message.sentence
             found.append(tokens)
     assert found[0] == found[1] == found[2] == list(own_reply()[:9])
+
+
+# ------------------------------------------------------------ a target that decodes replies itself
+
+
+@pytest.fixture
+def speaking():
+    target = Speaking(ENDLESS)
+    with VerifierEngine(target) as engine:
+        yield engine, target
+
+
+def test_what_a_target_decodes_by_itself_is_passed_on_and_drafts_are_handed_to_it(speaking):
+    engine, target = speaking
+    said = list(own_reply())
+    robot = streaming(engine)
+    robot.observe()
+    generation = target.begun.get(timeout=10)
+    robot.tell(0, said[:4])
+    robot.tell(4, said[4:6])
+    assert [(message.start, message.tokens) for message in target.drafts] == [(0, said[:4]), (4, said[4:6])]
+    plan = [(1, 0), (5, 4), (3, 0)]  # tokens; of them from the draft: its last is the target's own, if it was a step
+    at = 0
+    for count, accepted in plan:
+        generation.take(generation, said[at : at + count], 0.002)
+        found = robot.get()
+        assert (found.at, found.tokens, found.accepted) == (at, said[at : at + count], accepted)
+        assert found.compute_us >= 2000 and found.accepted <= found.drafted
+        at += count
+    generation.take(generation, said[at:], 0.002)
+    assert robot.get().ended and robot.silent()
+    assert not target.begun.qsize()
+
+
+def test_a_reply_that_a_target_decodes_pauses_and_goes_on_from_what_is_verified(speaking):
+    engine, target = speaking
+    said = list(own_reply())
+    robot = streaming(engine)
+    robot.observe()
+    first = target.begun.get(timeout=10)
+    first.take(first, said[:3], 0.0)
+    assert robot.get().tokens == said[:3]
+    engine.disconnect(robot.peer)
+    first.take(first, said[3:5], 0.0)  # nobody takes it
+    until = time.monotonic() + 10
+    while not first.stopped and time.monotonic() < until:
+        time.sleep(0.001)
+    assert first.stopped
+    again = Robot(engine)
+    again.session = again.open(mode="stream", resume=robot.ticket).session
+    again.tell(2)
+    assert again.get().tokens == said[2:3]
+    second = target.begun.get(timeout=10)
+    assert second is not first and list(second.reply.tokens) == said[:3]
+    first.take(first, said[5:8], 0.0)  # late, and of another decoding
+    second.take(second, said[3:], 0.0)
+    assert again.verified(known=said[:3]) == said
+
+
+def test_the_next_reply_stops_the_one_before_and_a_refusal_ends_its_own_alone(speaking):
+    engine, target = speaking
+    robot = streaming(engine)
+    robot.observe()
+    before = target.begun.get(timeout=10)
+    robot.observe(reply=2)
+    now = target.begun.get(timeout=10)
+    before.take(before, [1], 0.0)
+    now.take(now, RoundRefused(RefusalCode.MODEL_ERROR, "the engine does not like it"), 0.0)
+    refusal = robot.get()
+    assert (refusal.reply, refusal.code, refusal.sentence) == (
+        2,
+        RefusalCode.MODEL_ERROR,
+        "the engine does not like it",
+    )
+    assert before.stopped and robot.silent()
+    robot.observe(reply=3)
+    last = target.begun.get(timeout=10)
+    said = list(own_reply(3))
+    last.take(last, said, 0.0)
+    assert robot.verified(reply=3) == said

@@ -9,16 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import vllm_standin
 from joint import ALPHA, IMAGE, chi_squared, in_halves
 from table_model import TableModel
 from tiny_models import make_tiny_model
 from worded_table import FORM, WordedTable, constrained_alone, law_of_replies
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import BackendSettings, EngineSettings
-from dsd_ros.cloud.vllm.engine import VllmEngine
-from dsd_ros.cloud.vllm.target import EngineTarget
+from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
@@ -27,7 +24,7 @@ from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.navigation.run.actions import parse_reply, read_grammar
 from dsd_ros.paths import models_directory
 from dsd_ros.vlm.exits import ExitAdapters
-from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
+from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 LENGTH = 44  # tokens of one byte each, of which an action takes up to 30
@@ -126,21 +123,6 @@ def test_translated_drafts(speaking, engine, asked, alone, tmp_path_factory):
         chosen = settings(**values)
         found = replies(LocalChannel(engine), foreign, chosen, asked, vocabulary=vocabulary)
         assert found == alone(chosen), values
-
-
-def test_with_vllm(monkeypatch, target_directory, target, draft, asked):
-    vllm_standin.install(monkeypatch)
-    front = load_front(ModelSettings(str(target_directory)))
-    served = EngineTarget(front, VllmEngine(front, BackendSettings("vllm"), "float32"), 20.0, pytest.fail)
-    with VerifierEngine(served) as engine, VerifierEngine(target) as own:
-        for values in ({}, {"mode": "mc-dsd"}, NOISE | {"mode": "coupled"}, {"mode": "dsd", "temperature": 0.9}):
-            found = replies(LocalChannel(engine), draft, settings(**values), asked)
-            assert found == replies(LocalChannel(own), draft, settings(**values), asked)
-            if "proof" in values or not values.get("temperature"):
-                assert found == [
-                    constrained_alone(target, *one, settings(**values), DSD, n) for n, one in enumerate(asked, 1)
-                ]
-    served.close()
 
 
 def test_a_draft_that_goes_on_alone_keeps_to_the_form(draft, engine, asked):

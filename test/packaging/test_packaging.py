@@ -181,7 +181,7 @@ import dsd_ros
 for room in ("decoding", "vlm", "wire", "edge", "cloud", "dragon"):
     package = importlib.import_module(f"dsd_ros.{{room}}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name != "dsd_ros.cloud.vllm.worker":  # which only vLLM's processes import
+        if module.name != "dsd_ros.cloud.vllm.scheduler":  # which only vLLM's processes import
             importlib.import_module(module.name)
 import dsd_ros.cli.main
 print("imported")

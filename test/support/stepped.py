@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 
-from dsd_ros.cloud.rounds import PendingRound
+from dsd_ros.cloud.rounds import Generation, PendingRound
 from dsd_ros.cloud.target import LocalTarget
+from dsd_ros.wire.messages import DraftTokens
 
 
 class Stepped(LocalTarget):
@@ -46,3 +48,23 @@ class Unhurried(LocalTarget):
     def verify(self, work, on_early):
         time.sleep(0.003)
         yield from super().verify(work, on_early)
+
+
+class Speaking:
+    """Decodes replies itself, the tokens and steps that the test says."""
+
+    exit_layers = ()
+
+    def __init__(self, model: object) -> None:
+        self.model, self.prefill = model, LocalTarget(model).prefill
+        self.begun: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        self.drafts: list[DraftTokens] = []
+
+    def check(self, request, sampling) -> None:
+        pass
+
+    def generate(self, generation: Generation) -> None:
+        self.begun.put(generation)
+
+    def draft(self, message: DraftTokens) -> None:
+        self.drafts.append(message)

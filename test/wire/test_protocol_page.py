@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsd_ros.cloud.drafts import MOST_AHEAD
-from dsd_ros.cloud.engine import MOST_DRAFTED
+from dsd_ros.cloud.drafts import MOST_AHEAD, MOST_DRAFTED
 from dsd_ros.cloud.server import MAX_UNSENT_FRAMES
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.methods.split import (

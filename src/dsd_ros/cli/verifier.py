@@ -18,7 +18,7 @@ from dsd_ros.startup import quick_import
 from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
 
 if TYPE_CHECKING:
-    from dsd_ros.cloud.rounds import Target
+    from dsd_ros.cloud.rounds import GeneratingTarget
     from dsd_ros.cloud.server import Served
     from dsd_ros.vlm.model import VisionLanguageModel
 
@@ -76,19 +76,17 @@ def _engine(args: VerifierArguments, model: ModelSettings) -> Iterator[Served]:
 
 
 @contextmanager
-def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[Target | VisionLanguageModel]:
+def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[GeneratingTarget | VisionLanguageModel]:
     """The target, in this process or in an engine."""
     from dsd_ros.vlm.loading import load_front, load_model
 
     if backend.backend == "local":
         yield load_model(model)
         return
-    from dsd_ros.cloud.vllm.engine import VllmEngine
-    from dsd_ros.cloud.vllm.target import EngineTarget
+    from dsd_ros.cloud.vllm.target import VllmTarget
 
     front = load_front(model)
     if front.token_options is not None:
         _log.warning("backend vllm does not follow the token options of %s/generation_config.json", front.directory)
-    engine = VllmEngine(front, backend, model.dtype)
-    with closing(EngineTarget(front, engine, backend.engine_timeout_s)) as target:
+    with closing(VllmTarget(front, backend, model.dtype)) as target:
         yield target

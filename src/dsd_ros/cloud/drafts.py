@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.wire.messages import DraftTokens
 
+MOST_DRAFTED = 16  # drafted tokens of one reply in a step of mode stream: more of them rarely hold
 MOST_AHEAD = 4 * MAX_DRAFT_LENGTH  # tokens kept beyond the verified ones
 
 

@@ -5,8 +5,8 @@ A worker thread steps: it schedules, runs the target, sends. A reply of mode str
 ends, with what its robot's draft says comes next, maybe nothing. A round of the other modes takes part in the step
 after it arrives, and a long prompt is read a part in a step. One pass serves all of them, within a budget of tokens.
 Nothing waits for a draft, nor for a batch to fill. Pictures are decoded, resized and seen on threads of their own, one
-of a session at a time, so that only their session waits for them; sessions are opened on another. A target that batches
-itself gets each turn as it comes, from as many threads as there may be rounds at once; a session's turns stay in order.
+of a session at a time, so that only their session waits for them; sessions are opened on another. A target that decodes
+replies itself makes the steps; the worker then only passes them on.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from dsd_ros.cloud.drafts import MOST_DRAFTED
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.rounds import (
     Answer,
+    GeneratingTarget,
+    Generation,
     PendingPrompt,
     PendingRound,
     ReplyState,
@@ -32,12 +36,14 @@ from dsd_ros.cloud.rounds import (
     Session,
     Target,
     TargetModel,
+    VerifyingTarget,
     Work,
 )
 from dsd_ros.cloud.sessions import SessionTable, check_request, constraint_of
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.cloud.verification import check_in_step, end_reply, open_reply
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.settings import ModelSettings
@@ -68,7 +74,6 @@ _log = logging.getLogger(__name__)
 
 # An observation and a draft wait at most, or the few drafts that a robot sends ahead; duplicates are dropped.
 MAX_WAITING_PER_SESSION = 20
-MOST_DRAFTED = 16  # drafted tokens of one reply in a step of mode stream: more of them rarely hold
 
 NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
@@ -110,12 +115,15 @@ class VerifierEngine:
 
     def __init__(
         self,
-        target: Target | VisionLanguageModel,
+        target: VerifyingTarget | GeneratingTarget | VisionLanguageModel,
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A plain model is served by a ``LocalTarget``."""
-        self.target: Target = target if isinstance(target, Target) else LocalTarget(target)
+        served = target if isinstance(target, (VerifyingTarget, GeneratingTarget)) else LocalTarget(target)
+        self.target: Target = served
+        self._verifying = served if isinstance(served, VerifyingTarget) else None
+        self._generating = served if isinstance(served, GeneratingTarget) else None
         self.settings = settings or EngineSettings()
         self._clock = clock
         self.metrics = Metrics(self)
@@ -125,13 +133,10 @@ class VerifierEngine:
         self._openings: TurnQueue[Callable[[], None]] = TurnQueue(MAX_WAITING_PER_SESSION)
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
-        count = self.settings.max_batch if self.target.concurrent else 1
-        self._threads = [
-            threading.Thread(target=self._run, name=f"verifier-engine-{number}", daemon=True) for number in range(count)
-        ]
+        self._threads = [threading.Thread(target=self._run, name="verifier-engine", daemon=True)]
         self._threads += [
             threading.Thread(target=self._see, name=f"verifier-pictures-{number}", daemon=True)
-            for number in range(0 if self.target.concurrent else _PICTURE_THREADS)
+            for number in range(_PICTURE_THREADS)
         ]
         self._threads.append(threading.Thread(target=self._open_sessions, name="verifier-openings", daemon=True))
         for thread in self._threads:
@@ -247,6 +252,8 @@ class VerifierEngine:
             raise RoundRefused(RefusalCode.OUT_OF_STEP, f"mode {session.request.mode} decodes {way}")
         if isinstance(message, DraftTokens) and message.tokens:
             session.draft.take(message)
+            if self._generating is not None:
+                self._generating.draft(message)
             return
         kind, now = type(message).__name__, time.perf_counter()
         put = partial(self._queue.put, session.id, of=account_of(peer), kind=kind, key=_key(message, peer))
@@ -255,9 +262,6 @@ class VerifierEngine:
         elif isinstance(message, Draft):
             turn = _Turn(session.id, partial(self._verify, message, peer), now, drafted=lambda: True)
             taken = put(turn, size=len(message.evidence), weight=_weight(message))
-        elif self.target.concurrent:
-            turn = _Turn(session.id, partial(self._observe, _Arrival(message, peer, now)), now)
-            taken = put(turn, size=_size(message))
         else:
             taken = self._queue_picture(session, _Arrival(message, peer, now))
         if not taken:
@@ -360,25 +364,16 @@ class VerifierEngine:
         self._sessions.clear()
 
     def _step(self) -> None:
-        apart, tokens = self.target.concurrent, self.settings.max_batch_tokens
-        limit = 1 if apart else self.settings.max_batch
+        limit, tokens = self.settings.max_batch, self.settings.max_batch_tokens
         # 1. The next turn of every robot that waits; where a pass has no room for all, those with drafts go first.
-        turns = self._queue.ready(limit, self._nap, tokens, hold=apart, eager=lambda turn: turn.drafted())
-        try:
-            self._take(turns)
-        finally:
-            if apart:
-                for turn in turns:
-                    self._queue.release(turn.owner)
-
-    def _take(self, turns: list[_Turn]) -> None:
-        work = self._schedule(turns)
+        work = self._schedule(self._queue.ready(limit, self._nap, tokens, eager=lambda turn: turn.drafted()))
         if not work:
             return
+        assert self._verifying is not None
         if rounds := sum(isinstance(item, PendingRound) for item in work):
-            self.metrics.passing(self._queue.taken if self.target.concurrent else rounds)
+            self.metrics.passing(rounds)
         began = time.perf_counter()
-        for item, result in self.target.verify(work, _send_early):  # 2. one pass; exits speak on the way
+        for item, result in self._verifying.verify(work, _send_early):  # 2. one pass; exits speak on the way
             try:
                 self._finish(item, result, time.perf_counter() - began)  # 3. each result to its robot
             except Exception:
@@ -540,9 +535,52 @@ class VerifierEngine:
             reply.ended = True
             session.send(VerifiedTokens(session.id, reply.number, len(verified), [], ended=True))
             return None
-        most = min(MOST_DRAFTED, longest - len(verified) - 1)
-        hint = session.draft.after(reply.number, verified, most, ends, self.model.vocab_size)
+        if self._generating is None:
+            return self._with_draft(session, reply)
+        if reply.generation is None:
+            take = partial(self._queue_generated, account_of(session.peer))  # one account, so that steps stay in order
+            reply.generation = Generation(session, reply, take)
+            self._generating.generate(reply.generation)
+        return None
+
+    def _with_draft(self, session: Session, reply: ReplyState) -> PendingRound:
+        """A step of a reply, with what its robot has drafted by now."""
+        verified = reply.tokens
+        most = min(MOST_DRAFTED, session.request.max_tokens - len(verified) - 1)
+        hint = session.draft.after(reply.number, verified, most, self.model.eos_token_ids, self.model.vocab_size)
         return PendingRound(session, reply, Draft(session.id, reply.number, 1, len(verified), hint))
+
+    def _queue_generated(
+        self, account: Hashable, generation: Generation, result: list[int] | RoundRefused, seconds: float
+    ) -> None:
+        """From the target's thread: what a step of a reply that it decodes itself has given."""
+        session = generation.session.id
+        turn = _Turn(session, partial(self._take_generated, generation, result, seconds))
+        self._queue.put(session, turn, of=account, bounded=False)
+
+    def _take_generated(self, generation: Generation, result: list[int] | RoundRefused, seconds: float) -> None:
+        """Send what a target has generated; or stop it: the reply is over, or its robot is gone and it pauses."""
+        session, reply = generation.session, generation.reply
+        current = reply.generation is generation
+        generation.stopped = not current or session.reply is not reply or session.peer is None
+        if generation.stopped:
+            reply.generation = None if current else reply.generation
+            return
+        session.last_used = self._clock()
+        item = self._with_draft(session, reply)
+        if isinstance(result, RoundRefused):
+            reply.generation = None
+            self._finish(item, result, seconds)
+            return
+        # The target does not say what it verified. A step gives a token of its own; several may be told of at once.
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(item.draft.tokens, result, strict=False))
+        accepted = min(sum(1 for _ in equal), len(result) - 1)
+        assert reply.sequence is not None
+        reply.sequence.append(result)
+        outcome = item.outcome(DraftVerdict(accepted, result[-1]), 0, 0.0, int(seconds * 1e6), final=True)
+        self._finish(item, outcome, seconds)
+        if reply.ended:
+            reply.generation = None
 
     def _send_verified(self, item: PendingRound, result: Outcome) -> None:
         """What a step has decided of a reply: as far as the draft is what the target says, and one token more."""
@@ -554,7 +592,7 @@ class VerifierEngine:
         message = VerifiedTokens(
             session.id, reply.number, at, tokens, result.accepted, drafted, result.compute_us, reply.ended
         )
-        if session.send(message):
+        if session.send(message) and self._generating is None:
             self._queue_step(session, reply)
 
     def _send_again(self, message: DraftTokens, peer: Hashable) -> None:

@@ -25,6 +25,7 @@ from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import (
     MAX_EVIDENCE_BYTES,
     Draft,
+    DraftTokens,
     Message,
     Observation,
     Outcome,
@@ -76,6 +77,7 @@ class ReplyState:
     ended: bool = False  # mode stream: by an end token, or at its longest length
     owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
     reading: int = 0  # tokens of the prompt and of what other verifiers have added, until it is read
+    generation: Generation | None = None  # by a target that decodes replies itself, while it does
 
     @property
     def tokens(self) -> list[int]:
@@ -259,11 +261,8 @@ class TargetModel(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
 
-@runtime_checkable
 class Target(Protocol):
-    """Verifies rounds. The engine's worker thread calls ``verify``, or several do if it is ``concurrent``."""
-
-    concurrent: bool  # it batches itself: each round is best given as it comes, while others are under way
+    """What any target says of itself, and how a reply begins."""
 
     @property
     def model(self) -> TargetModel: ...
@@ -278,9 +277,14 @@ class Target(Protocol):
     def prefill(self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]) -> Prefix:
         """Read an observation: RGB uint8 (H, W, 3) and, oldest first, earlier pictures with their actions.
 
-        The prompt may stay ``unread``: ``verify`` is then asked to read it. VlmError for what the model cannot read.
-        Called by several threads, also during ``verify``.
+        The prompt may stay ``unread``. VlmError for what the model cannot read. Called by several threads, also during
+        a pass.
         """
+
+
+@runtime_checkable
+class VerifyingTarget(Target, Protocol):
+    """Makes one pass for all rounds. The engine's worker thread calls ``verify``."""
 
     def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
         """Verify at most one round of each reply, and leave each reply's prefix at its verified tokens.
@@ -290,6 +294,28 @@ class Target(Protocol):
         yielded once, in any order, as soon as its result is known. A refused round leaves its reply unchanged. Never
         raises for one item.
         """
+
+
+@dataclass(eq=False)
+class Generation:
+    """A reply that a target decodes at its own speed, from the tokens that are verified when it begins."""
+
+    session: Session
+    reply: ReplyState
+    take: Callable[[Generation, list[int] | RoundRefused, float], object]
+    """Gets each step's tokens, or why there are no more, and the step's seconds; from any thread."""
+    stopped: bool = False  # nobody wants more of it
+
+
+@runtime_checkable
+class GeneratingTarget(Target, Protocol):
+    """Decodes replies of mode stream by itself and batches them itself. No call waits for the model."""
+
+    def generate(self, generation: Generation) -> None:
+        """Decode a reply on, until an end token, its longest length, or ``stopped``."""
+
+    def draft(self, message: DraftTokens) -> None:
+        """What a robot's draft says comes next; the target's next step may verify it."""
 
 
 def _packed(draft: Draft, verdict: DraftVerdict) -> bytes:

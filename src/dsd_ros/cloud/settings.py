@@ -54,6 +54,7 @@ class BackendSettings:
         3600.0,
         allowed="0.1 to 3600 seconds",
     )
+    drafts: bool = option(True, "vLLM verifies what robots draft; off: it runs as it is (backend vllm)")
     tensor_parallel: int = option(1, "GPUs that share a copy of the model (backend vllm)", 1, 1024)
     data_parallel: int = option(1, "copies of the model (backend vllm)", 1, 1024)
     engine_args: str = option(
@@ -62,7 +63,7 @@ class BackendSettings:
 
     def __post_init__(self) -> None:
         check_options(self, VerifierSettingsError)
-        for name in ("engine_args", "tensor_parallel", "data_parallel"):
+        for name in ("engine_args", "drafts", "tensor_parallel", "data_parallel"):
             if self.backend != "vllm" and getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise VerifierSettingsError(f"{name} is for backend vllm, and the backend is {self.backend}")
         try:

@@ -49,8 +49,6 @@ class _Check:
 class LocalTarget:
     """A model in this process: all methods, trees, early exits. One pass for all rounds and parts of prompts."""
 
-    concurrent = False
-
     def __init__(self, model: VisionLanguageModel) -> None:
         self.model = model
 

@@ -1,21 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM as the target. Nothing here is imported unless a backend of vLLM is asked for."""
+"""vLLM as the target. Nothing here is imported unless backend vllm is asked for."""
 
 from __future__ import annotations
 
-ARCHITECTURES = {  # by model type
-    "qwen2_vl": "VerifyingQwen2VL",
-    "qwen2_5_vl": "VerifyingQwen25VL",
-    "qwen3_vl": "VerifyingQwen3VL",
-    "llama": "VerifyingLlama",
-    "qwen2": "VerifyingQwen2",
-    "qwen3": "VerifyingQwen3",
-}
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+DIRECTORY = "DSD_ENGINE_DIRECTORY"  # environment of the engine's processes: a folder for what they and we exchange
+CAUSE = "cause"  # there: why the engine has failed
+REQUEST = "dsd"  # of ``SamplingParams.extra_args``: session, reply, and how many of its tokens are in the prompt
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def register() -> None:
-    """vLLM's plug-in (entry point group ``vllm.general_plugins``), which each of its processes calls."""
-    from vllm import ModelRegistry
+    """vLLM's plug-in (entry point group ``vllm.general_plugins``), which each of its processes calls.
 
-    for name in ARCHITECTURES.values():
-        ModelRegistry.register_model(name, f"dsd_ros.cloud.vllm.worker:{name}")
+    A process of an engine ends with the one that started it, however that ends, and leaves word why it fails.
+    """
+    directory, parent = os.environ.get(DIRECTORY), multiprocessing.parent_process()
+    if directory is None or parent is None:
+        return
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if not parent.is_alive():
+        os._exit(1)
+    logging.getLogger("vllm").addHandler(_FirstFailure(Path(directory) / CAUSE))
+
+
+def sentence_of(error: BaseException) -> str:
+    """An error in one line. Of what pydantic reports about vLLM's arguments, the first thing that is wrong."""
+    if callable(found := getattr(error, "errors", None)):
+        error = ValueError(found()[0]["msg"].removeprefix("Value error, "))
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class _FirstFailure(logging.Handler):
+    """Writes the first error with a traceback into a file: those after it are its consequences."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.ERROR)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
+                file.write(sentence_of(error))

@@ -1,176 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's engine, started by this process: its scheduler, batches and caches, and the pooler of ``worker``."""
+"""How vLLM's engine is started and asked, by its public API."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import itertools
 import json
 import os
-from collections.abc import Sequence
+import random
 from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
+from dsd_ros.cloud.drafts import MOST_DRAFTED
+from dsd_ros.cloud.rounds import ReplyState, Session
 from dsd_ros.cloud.settings import BackendSettings
-from dsd_ros.cloud.vllm import ARCHITECTURES
-from dsd_ros.cloud.vllm.target import COUPLED, ROWS, EngineLost, EnginePrefix, Wish
+from dsd_ros.cloud.vllm import REQUEST, sentence_of
 from dsd_ros.limits import MAX_HISTORY
-from dsd_ros.vlm.errors import ModelError, VlmError
-from dsd_ros.vlm.front import ModelFront
+from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.front import ModelFront, PreparedPrompt
 
 PLUGIN_GROUP = "vllm.general_plugins"
 INSTALL = "make vllm-venv makes an environment with it (.venv-vllm)"
-_TASK = "token_classify"  # that of ``worker.VerifyPooler``, which only vLLM's processes can import
-_FORGOTTEN = "multimodal_cache_miss"
-# What vLLM says belongs into the log, not between the lines that a verifier prints; nothing is reported to anybody.
-_ENVIRONMENT = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+_ENVIRONMENT = {
+    # What vLLM says belongs into the log, not between the lines that a verifier prints.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would not call plug-ins
+}
+_CPU_BLOCK = 32  # tokens: the smallest of a CPU. Only whole blocks are found in the prefix cache.
 
 
-class VllmEngine:
-    """An ``EngineClient`` of an engine in processes of its own, which are children of this one."""
-
-    def __init__(self, model: ModelFront, settings: BackendSettings, dtype: str) -> None:
-        """ModelError when this environment has no vLLM, or arguments that vLLM does not know."""
-        missing = next((name for name in ("vllm", "torch") if importlib.util.find_spec(name) is None), None)
-        if missing:
-            raise ModelError(f"backend vllm needs the package {missing} in this environment; {INSTALL}")
-        if not entry_points(group=PLUGIN_GROUP, name="dsd_ros"):
-            raise ModelError(
-                "vLLM's processes do not find dsd_ros, whose models it runs; install dsd_ros into this environment "
-                f"(pip install --no-deps .), or {INSTALL}"
-            )
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        self._model = model
-        self._llm: Any = None
-        self._numbers = itertools.count(1)
-        self._arguments = self._engine_arguments(settings, dtype)
-        model.max_length = min(model.max_length, self._arguments.max_model_len)
-
-    def _engine_arguments(self, settings: BackendSettings, dtype: str) -> Any:
-        from vllm import AsyncEngineArgs
-
-        model = self._model
-        pictures: dict[str, Any] = {}
-        if model.images is not None:
-            # The pixels are prepared here, as for every other target.
-            limits = {"image": MAX_HISTORY + 1, "video": 0}
-            pictures = {"limit_mm_per_prompt": limits, "mm_device_do_normalize": False}
-        arguments = {
-            "dtype": dtype,
-            "max_model_len": model.max_length,
-            "disable_log_stats": True,
-            **pictures,
-            **json.loads(settings.engine_args or "{}"),
-            "model": str(model.directory),
-            "runner": "pooling",
-            "hf_overrides": {"architectures": [ARCHITECTURES[model.kind]]},
-            "enable_prefix_caching": True,
-            "tensor_parallel_size": settings.tensor_parallel,
-            "data_parallel_size": settings.data_parallel,
-        }
-        try:
-            return AsyncEngineArgs(**arguments)
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"vLLM does not take these engine_args: {_first_line(error)}") from error
-
-    async def start(self) -> None:
-        """See ``EngineClient``: load the model, which takes from 15 seconds to minutes."""
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        try:
-            self._llm = AsyncLLM.from_engine_args(self._arguments)
-        except Exception as error:
-            raise ModelError(
-                f"vLLM cannot load the model in {self._model.directory}: {_first_line(error)}; its log says more"
-            ) from error
-
-    async def healthy(self) -> bool:
-        """See ``EngineClient``."""
-        return not self._llm.errored
-
-    async def close(self) -> None:
-        """See ``EngineClient``."""
-        if self._llm is not None:
-            self._llm.shutdown()
-
-    async def ask(self, prefix: EnginePrefix, tail: Sequence[int], rows: int, wish: Wish) -> torch.Tensor:
-        """See ``EngineClient``. A request that lacks rows is asked again without the prefix cache, once."""
-        for cached in (True, False):
-            found = await self._request(prefix, tail, self._asked(prefix, tail, rows, wish), cached)
-            if len(found) >= rows:
-                return found[-rows:]
-        raise VlmError(f"vLLM gave {len(found)} of {rows} rows; it may be of a version that is not supported")
-
-    def _asked(self, prefix: EnginePrefix, tail: Sequence[int], rows: int, wish: Wish) -> dict[str, Any]:
-        asked: dict[str, Any] = {"rows": rows, "want": wish.want, "tokens": self._model.known_tokens}
-        if wish.want == COUPLED:
-            # The row at the last verified token says what is emitted at the position after it.
-            end = len(prefix.tokens) + len(tail) + 1
-            sampling = wish.sampling
-            asked |= {
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "names": [(wish.seed, wish.reply, position) for position in range(end - rows, end)],
-            }
-        if wish.constraint is not None and wish.want != ROWS:
-            asked["rules"] = wish.constraint.rules([*prefix.tokens, *tail], rows)
-        return asked
-
-    async def _request(
-        self, prefix: EnginePrefix, tail: Sequence[int], asked: dict[str, Any], cached: bool
-    ) -> torch.Tensor:
-        from vllm import PoolingParams
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        params = PoolingParams(task=_TASK, skip_reading_prefix_cache=not cached, extra_kwargs=asked)
-        tokens = [*prefix.prompt.tokens, *prefix.tokens, *tail]
-        for whole in dict.fromkeys([not prefix.shown, True]):
-            try:
-                request = self._input(prefix, tokens, whole), params.clone(), f"round-{next(self._numbers)}"
-                output = [part async for part in self._llm.encode(*request)][-1]
-            except EngineDeadError as error:
-                raise EngineLost("vLLM's engine has died") from error
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                if self._llm.errored:
-                    raise EngineLost("vLLM's engine has died") from error
-                raise VlmError(f"vLLM refuses a request: {_first_line(error)}") from error
-            failure: Any = output.error
-            if failure is None:
-                prefix.shown = True
-                found: torch.Tensor = output.outputs.data
-                return found
-            if failure.code != _FORGOTTEN:
-                break  # else it has forgotten the pictures and gets them once more
-        raise VlmError(f"vLLM gave no answer: {failure.message}")
-
-    def _input(self, prefix: EnginePrefix, tokens: list[int], whole: bool) -> Any:
-        """A request's prompt. ``whole``: with the pictures' pixels, not their names alone."""
-        from vllm.inputs.engine import mm_input, tokens_input
-        from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
-
-        pictures = prefix.prompt.pictures
-        if not pictures:
-            return tokens_input(tokens, cache_salt=prefix.salt)
-        items: Any = MultiModalKwargsItems({"image": [None] * len(pictures)})
-        if whole:
-            grids = torch.cat([picture.grid for picture in pictures])
-            fields = {
-                "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
-                "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-            }
-            pixels = torch.cat([picture.pixels for picture in pictures])
-            items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": pixels, "image_grid_thw": grids}, fields)
-        names = {"image": [picture.name for picture in pictures]}
-        places = {"image": [PlaceholderRange(picture.offset, picture.tokens) for picture in pictures]}
-        return mm_input(tokens, items, names, places, cache_salt=prefix.salt)
+def check_environment() -> None:
+    """ModelError when this environment has no vLLM, or its processes would not find dsd_ros."""
+    missing = next((name for name in ("vllm", "torch") if importlib.util.find_spec(name) is None), None)
+    if missing:
+        raise ModelError(f"backend vllm needs the package {missing} in this environment; {INSTALL}")
+    if not entry_points(group=PLUGIN_GROUP, name="dsd_ros"):
+        raise ModelError(
+            "vLLM's processes do not find dsd_ros, which gives them the robots' drafts; install dsd_ros into this "
+            f"environment (pip install --no-deps .), or {INSTALL}"
+        )
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def engine_arguments(model: ModelFront, settings: BackendSettings, dtype: str) -> tuple[Any, str]:
+    """vLLM's ``AsyncEngineArgs``, and why the engine takes no drafts, "" if it does. ModelError."""
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    given = json.loads(settings.engine_args or "{}")
+    on_cpu = current_platform.is_cpu()
+    drafts, without = _draft_arguments(settings.drafts, given, on_cpu)
+    arguments = {
+        "dtype": dtype,
+        "max_model_len": model.max_length,
+        "disable_log_stats": True,
+        **(_picture_arguments() if model.images is not None else {}),
+        **(_cpu_arguments() if on_cpu else {}),
+        **drafts,
+        **given,
+        "model": str(model.directory),
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "data_parallel_size": settings.data_parallel,
+    }
+    try:
+        return AsyncEngineArgs(**arguments), without
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"vLLM does not take these engine_args: {sentence_of(error)}") from error
+
+
+def _draft_arguments(wanted: bool, given: dict[str, Any], on_cpu: bool) -> tuple[dict[str, Any], str]:
+    if not wanted:
+        return {}, "drafts are switched off"
+    if named := sorted({"speculative_config", "scheduler_cls"} & given.keys()):
+        return {}, f"engine_args has {' and '.join(named)}"
+    try:
+        from dsd_ros.cloud.vllm import scheduler
+    except Exception as error:  # whatever a release of vLLM has moved
+        return {}, f"this vLLM is not as it is known here ({sentence_of(error)})"
+    module = scheduler.__name__
+    found = {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": f"{module}.{scheduler.NoProposer.__name__}",
+            "num_speculative_tokens": MOST_DRAFTED,
+        },
+        "scheduler_cls": f"{module}.{scheduler.DraftScheduler.__name__}",
+    }
+    if on_cpu:  # where the worker is a process of its own
+        found["distributed_executor_backend"] = f"{module}.{scheduler.DraftExecutor.__name__}"
+    return found, ""
+
+
+def _picture_arguments() -> dict[str, Any]:
+    """Pictures of a window at most. Their pixels are prepared here, as for every other target."""
+    return {"limit_mm_per_prompt": {"image": MAX_HISTORY + 1, "video": 0}, "mm_device_do_normalize": False}
+
+
+def _cpu_arguments() -> dict[str, Any]:
+    """A quarter of the free memory for its cache; vLLM wants 92 % of all."""
+    import psutil
+
+    return {"kv_cache_memory_bytes": psutil.virtual_memory().available // 4, "block_size": _CPU_BLOCK}
+
+
+def sampling_params(session: Session, reply: ReplyState, ends: frozenset[int]) -> Any:
+    """vLLM's ``SamplingParams`` for the rest of a reply."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling, request, known = session.sampling, session.request, len(reply.tokens)
+    # Noise of its own for each reply, and for what follows tokens that other noise has chosen.
+    seed = random.Random(f"{request.seed} {reply.number} {known}").getrandbits(63)
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=None if sampling.greedy else seed,
+        max_tokens=request.max_tokens - known,
+        ignore_eos=True,  # these alone end a reply:
+        stop_token_ids=sorted(ends),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={REQUEST: [session.id, reply.number, known]},
+    )
+
+
+def engine_input(prompt: PreparedPrompt, verified: list[int]) -> Any:
+    """What ``AsyncLLM.generate`` takes: the prompt and a reply's verified tokens, with the pictures' pixels."""
+    from vllm.inputs.engine import mm_input, tokens_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    pictures, tokens = prompt.pictures, [*prompt.tokens, *verified]
+    if not pictures:
+        return tokens_input(tokens)
+    grids = torch.cat([picture.grid for picture in pictures])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    pixels = torch.cat([picture.pixels for picture in pictures])
+    items = MultiModalKwargsItems.from_hf_inputs({"pixel_values": pixels, "image_grid_thw": grids}, fields)
+    names = {"image": [picture.name for picture in pictures]}
+    places = {"image": [PlaceholderRange(picture.offset, picture.tokens) for picture in pictures]}
+    return mm_input(tokens, items, names, places)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target whose weights are in a serving engine: rounds become requests for what follows a few prefixes.
+"""A target in vLLM's engine: a reply is one request, decoded at the engine's own speed, and drafts go to its scheduler.
 
-A sequence is one request. A tree is one for each of its leaves, since engines have no tree attention; what the paths
-share, their prefix cache holds. Greedy and coupled rounds bring back the chosen ids, the others whole rows of logits.
+Greedy replies are vLLM's own. Sampled ones are drawn with its noise: of the same distribution, drafts or not.
 """
 
 from __future__ import annotations
@@ -10,291 +9,210 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import logging
 import os
-import secrets
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any, NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from dsd_ros.cloud.exits import confidence_of
-from dsd_ros.cloud.rounds import OnEarly, PendingRound, RoundRefused, Work
-from dsd_ros.cloud.verification import microseconds_since, take_recovered
-from dsd_ros.decoding.constraint import Constraint
-from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
-from dsd_ros.decoding.rejection import verify_tree_greedy
+from dsd_ros.cloud.rounds import Generation, RoundRefused
+from dsd_ros.cloud.settings import BackendSettings
+from dsd_ros.cloud.vllm import CAUSE, DIRECTORY, sentence_of
+from dsd_ros.cloud.vllm.engine import check_environment, engine_arguments, engine_input, sampling_params
+from dsd_ros.cloud.vllm.pipe import DraftWriter
+from dsd_ros.decoding.modes import streams
 from dsd_ros.decoding.settings import SamplingSettings
-from dsd_ros.decoding.tree import ROOT, TokenTree
-from dsd_ros.vlm.errors import VlmError
+from dsd_ros.vlm.errors import ModelError, VlmError
 from dsd_ros.vlm.front import ModelFront, PreparedPrompt
-from dsd_ros.wire.messages import Outcome, SessionRequest
+from dsd_ros.wire.messages import DraftTokens, SessionRequest
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Tokens = tuple[int, ...]
 
-MAX_LEAVES = 32  # requests of one round; of a tree with more only the upper levels are verified
-ROWS, ARGMAX, COUPLED = "rows", "argmax", "coupled"
 EXIT_ENGINE_LOST = 70
 _WATCH_S = 1.0  # how often the engine is looked at
+_OWN = "or use a verifier with --backend local"
 
 
 class EngineLost(Exception):
     """The engine has died, or does not answer any more; one sentence."""
 
 
-class Wish(NamedTuple):
-    """What a round wants at each position: logits, or what the target emits there as far as ``constraint`` allows it.
-
-    Logits are masked here.
-    """
-
-    want: str  # ROWS, ARGMAX or COUPLED
-    sampling: SamplingSettings
-    seed: int
-    reply: int
-    constraint: Constraint | None = None
-
-
 @dataclass
 class EnginePrefix:
-    """A prompt and the verified tokens of its reply; its keys and values are in the engine's prefix cache, or not.
-
-    ``salt``: names this reply to the prefix cache, so that no other request can have filled it beyond the verified
-    tokens, whose rows would be missing then.
-    """
+    """A prompt and the verified tokens of its reply; keys and values are the engine's."""
 
     prompt: PreparedPrompt
     tokens: list[int] = field(default_factory=list)
-    salt: str = field(default_factory=lambda: secrets.token_hex(16))
-    shown: bool = False  # the engine has had the pictures
 
-    unread = 0  # ``prefill`` reads it whole
+    unread = 0  # the engine reads it whole
     cache_bytes = 0  # of keys and values here
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.prompt.tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """See ``sessions.Prefix``."""
+        """See ``rounds.Prefix``."""
         self.tokens.extend(int(token) for token in tokens)
 
 
-class EngineClient(Protocol):
-    """A way to ask an engine. Coroutines run in the loop of ``EngineTarget``."""
-
-    async def start(self) -> None:
-        """Load the model. ModelError, one sentence, when the engine cannot be used."""
-
-    async def ask(self, prefix: EnginePrefix, tail: Sequence[int], rows: int, wish: Wish) -> torch.Tensor:
-        """What the target says at the last ``rows`` positions of a prefix and the tokens after it.
-
-        Logits (rows, V); or (rows, 2), the emitted id and the model's confidence. VlmError for a request that fails;
-        EngineLost when the engine answers none.
-        """
-
-    async def healthy(self) -> bool:
-        """Whether the engine lives. Asked about once a second."""
-
-    async def close(self) -> None:
-        """Stop what ``start`` began."""
-
-
 def exit_without_answer(reason: EngineLost) -> None:
-    """End the process at once: a robot that hears nothing redials and goes on elsewhere, a refused one would stop."""
+    """End the process at once, and the engine's with it: a robot that hears nothing redials and goes on elsewhere."""
     _log.critical("%s; this verifier exits, and its robots go on with the next one", reason)
     logging.shutdown()
     os._exit(EXIT_ENGINE_LOST)
 
 
-class EngineTarget:
-    """A model in a serving engine: all methods, trees by their leaves, no early exits."""
+class VllmTarget:
+    """vLLM in processes of its own, which end with this one. Modes stream and ar, no early exits."""
 
-    concurrent = True
     exit_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
         model: ModelFront,
-        client: EngineClient,
-        timeout_s: float,
+        settings: BackendSettings,
+        dtype: str,
         on_lost: Callable[[EngineLost], object] = exit_without_answer,
     ) -> None:
-        """Returns when the engine can be asked. ``timeout_s``: an engine silent for longer is lost."""
+        """Returns when the engine can be asked, 15 seconds to minutes. ModelError, one sentence, when it cannot."""
+        check_environment()
         self.model = model
-        self._client = client
-        self._timeout_s = timeout_s
-        self._on_lost = on_lost
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+        self._arguments, without = engine_arguments(model, settings, dtype)
+        if without:
+            _log.warning("the robots' drafts are ignored: %s", without)
+        self._timeout_s, self._on_lost = settings.engine_timeout_s, on_lost
+        self._numbers = itertools.count(1)
+        self._under_way = 0
+        self._heard = 0.0  # time.monotonic() of the engine's last answer
+        self._writer: DraftWriter | None = None
+        self.llm: Any = None
+        self._directory = tempfile.TemporaryDirectory(prefix="dsd-vllm-")
+        self.loop = asyncio.new_event_loop()
+        # The engine is this thread's child, and ends with it.
+        self._thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         try:
-            self._wait(client.start())
+            self._wait(self._start())
         except BaseException:
             self.close()
             raise
-        asyncio.run_coroutine_threadsafe(self._watch_engine(), self._loop)
+
+    async def _start(self) -> None:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        os.environ[DIRECTORY] = self._directory.name  # for the processes that begin now
+        try:
+            self.llm = AsyncLLM.from_engine_args(self._arguments)
+        except Exception as error:
+            cause = self._cause() or sentence_of(error)
+            raise ModelError(f"vLLM cannot load the model in {self.model.directory}: {cause}") from error
+        self.model.max_length = min(self.model.max_length, self.llm.model_config.max_model_len)
+        self._writer = DraftWriter(self._directory.name)
+        self._watcher = asyncio.create_task(self._watch())
 
     def close(self) -> None:
         """Stop the engine."""
         with contextlib.suppress(concurrent.futures.TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(30.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(5.0)
+        self._directory.cleanup()
 
     def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
-        """See ``Target``: everything can be served."""
+        """See ``Target``: what needs the target's distributions, or changes them, is refused."""
+        if not streams(request.mode):
+            raise ValueError(
+                f"backend vllm decodes replies by itself and gives no distributions, which mode {request.mode} needs; "
+                f"use mode stream or ar, {_OWN}"
+            )
+        if request.grammar:
+            raise ValueError(f"backend vllm does not hold replies to a form; set constrain to none, {_OWN}")
 
     def prefill(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]
     ) -> EnginePrefix:
-        """See ``Target``. The engine reads the prompt while the robot drafts."""
-        prefix = EnginePrefix(self.model.prompt(image, instruction, history))
+        """See ``Target``. The engine reads the prompt when the reply begins."""
+        return EnginePrefix(self.model.prompt(image, instruction, history))
+
+    def generate(self, generation: Generation) -> None:
+        """See ``GeneratingTarget``."""
+        prefix, ends = generation.reply.sequence, self.model.eos_token_ids
+        assert isinstance(prefix, EnginePrefix), "this target has not read the reply's observation"
+        params = sampling_params(generation.session, generation.reply, ends)
+        asyncio.run_coroutine_threadsafe(self._generate(generation, prefix, list(prefix.tokens), params), self.loop)
+
+    def draft(self, message: DraftTokens) -> None:
+        """See ``GeneratingTarget``."""
+        if self._writer is not None:
+            self._writer.send(message)
+
+    async def _generate(self, generation: Generation, prefix: EnginePrefix, verified: list[int], params: Any) -> None:
+        began = time.monotonic()
+        if not self._under_way:
+            self._heard = began
+        self._under_way += 1
         try:
-            self._ask(prefix, [()], Wish(ARGMAX, SamplingSettings(0.0), 0, 0))
-        except EngineLost as lost:
-            self._on_lost(lost)
-            raise VlmError(str(lost)) from lost
-        return prefix
-
-    def verify(self, work: Sequence[Work], on_early: OnEarly) -> Iterator[tuple[Work, Outcome | RoundRefused | None]]:
-        """See ``Target``. No round is answered when the engine is lost."""
-        for round in work:
-            assert isinstance(round, PendingRound), "no prompt is left unread"
-            prefix = round.reply.sequence
-            assert isinstance(prefix, EnginePrefix), "this target has not read the reply's observation"
-            before, owed = len(prefix.tokens), round.reply.owed
-            try:
-                result: Outcome | RoundRefused = self._verify(round, prefix)
-            except Exception as error:
-                del prefix.tokens[before:]
-                round.reply.owed = owed
-                if isinstance(error, EngineLost):
-                    self._on_lost(error)
-                    return
-                result = RoundRefused.of(error)
-            yield round, result
-
-    def _verify(self, round: PendingRound, prefix: EnginePrefix) -> Outcome:
-        session, draft, model = round.session, round.draft, self.model
-        method = method_of(session.proof, session.sampling.greedy)
-        drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
-        evidence = method.read(draft.evidence, drafted, session.request.vocab_size)
-        # What exceeds the context cannot be verified; a shorter draft is just as exact.
-        tree = bounded(drafted.cut(max(0, model.max_length - prefix.prompt_length - draft.confirmed)))
-        take_recovered(round.reply, draft.resampled, model.vocab_size)
-        want = ARGMAX if session.sampling.greedy else COUPLED if session.proof.declared.draws_alike else ROWS
-        wish = Wish(want, session.sampling, session.request.seed, draft.reply, session.constraint)
-        began = time.perf_counter()
-        paths = node_paths(tree, model.vocab_size)
-        found = self._ask(prefix, paths, wish)
-        ran_us = microseconds_since(began)
-        rows = torch.stack([found[path] for path in paths])
-        if want == ROWS and session.constraint is not None:
-            rows = session.constraint.mask(rows, prefix.tokens, tree.tokens, tree.parents)
-        if want == ROWS:
-            context = RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
-            verdict = method.verify(tree, evidence, rows, context)
-        else:
-            walked = verify_tree_greedy(tree, _emitted(rows, model.vocab_size))
-            verdict = DraftVerdict(walked.last + 1, walked.next_token)
-        self._conclude(round, prefix, tree, verdict)
-        last = rows[verdict.accepted]
-        # When p itself travels, its confidence is not used.
-        confidence = 0.0 if verdict.target is not None else confidence_of(last) if want == ROWS else float(last[1])
-        return round.outcome(verdict, model.num_layers, confidence, ran_us, final=True)
-
-    def _conclude(self, round: PendingRound, prefix: EnginePrefix, tree: TokenTree, verdict: DraftVerdict) -> None:
-        prefix.append(tree.tokens_of(tree.path_to(verdict.accepted - 1)))
-        if verdict.target is None:
-            prefix.append([verdict.next_token])
-        else:
-            round.reply.owed = split.most_recovered(tree, verdict.accepted - 1)
-
-    def _ask(self, prefix: EnginePrefix, paths: Sequence[Tokens], wish: Wish) -> dict[Tokens, torch.Tensor]:
-        """The row after each path; VlmError, EngineLost."""
-        return self._wait(self._ask_leaves(prefix, paths, wish))
-
-    async def _ask_leaves(
-        self, prefix: EnginePrefix, paths: Sequence[Tokens], wish: Wish
-    ) -> dict[Tokens, torch.Tensor]:
-        leaves = leaves_of(paths)
-        answers = [self._client.ask(prefix, leaf, rows, wish) for leaf, rows in leaves]
-        try:
-            found = await asyncio.wait_for(asyncio.gather(*answers), self._timeout_s)
-        except asyncio.TimeoutError:
-            raise EngineLost(f"the engine has given no answer for {self._timeout_s:g} s") from None
-        width = self.model.vocab_size if wish.want == ROWS else 2
-        rows: dict[Tokens, torch.Tensor] = {}
-        for (leaf, count), answer in zip(leaves, found, strict=True):
-            if answer.shape != (count, width):
+            given = engine_input(prefix.prompt, verified)
+            steps = self.llm.generate(given, params, f"reply-{next(self._numbers)}")
+            left, ended = params.max_tokens, False
+            async with contextlib.aclosing(steps):
+                async for output in steps:
+                    before, self._heard = began, time.monotonic()
+                    began = self._heard
+                    tokens = list(output.outputs[0].token_ids)
+                    if tokens:
+                        left -= len(tokens)
+                        ended = left <= 0 or tokens[-1] in self.model.eos_token_ids
+                        generation.take(generation, tokens, began - before)
+                    if generation.stopped:
+                        return
+            if not ended:
                 raise VlmError(
-                    f"the engine gave rows of shape {tuple(answer.shape)} for {count} positions of {self.model.name}, "
-                    f"whose rows have {width} entries; is it another model?"
+                    f"prompt and reply fill the {self.model.max_length} tokens that {self.model.name} holds; use "
+                    "fewer earlier pictures, a smaller one, or a smaller max_tokens"
                 )
-            rows |= {leaf[: len(leaf) - count + 1 + row]: answer[row] for row in range(count)}
-        return rows
+        except Exception as error:
+            if self.llm.errored:
+                return  # ``_watch`` says so; no answer, so that robots go on elsewhere
+            refused = error if isinstance(error, VlmError) else VlmError(f"vLLM refuses it: {sentence_of(error)}")
+            generation.take(generation, RoundRefused.of(refused), 0.0)
+        finally:
+            self._under_way -= 1
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if self.llm.errored:
+                cause = self._cause()
+                self._on_lost(EngineLost(f"vLLM's engine has died{cause and f': {cause}'}"))
+                return
+            if self._under_way and time.monotonic() - self._heard > self._timeout_s:
+                self._on_lost(EngineLost(f"vLLM's engine has given no answer for {self._timeout_s:g} s"))
+                return
+
+    def _cause(self) -> str:
+        """Why an engine's process has failed, as it has left word; "" if it has not."""
+        with contextlib.suppress(OSError):
+            return (Path(self._directory.name) / CAUSE).read_text(encoding="utf-8")
+        return ""
 
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.close()
+        if self.llm is not None:
+            self.llm.shutdown(timeout=15.0)
+        if self._writer is not None:
+            self._writer.close()
 
-    async def _watch_engine(self) -> None:
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            if not await self._client.healthy():
-                self._on_lost(EngineLost("the engine has died"))
-                return
-
-
-def bounded(tree: TokenTree) -> TokenTree:
-    """The deepest cut of a tree that has at most MAX_LEAVES leaves; a cut is as exact as the whole."""
-    while len(tree) - sum(node != ROOT for node in tree.inner) > MAX_LEAVES:
-        tree = tree.cut(tree.depth - 1)
-    return tree
-
-
-def node_paths(tree: TokenTree, vocab_size: int) -> list[Tokens]:
-    """The tokens from the root to the root itself and to each node.
-
-    An id beyond the target's vocabulary is rejected anyway: any other can stand in for it.
-    """
-    paths: list[Tokens] = [()]
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((*paths[parent + 1], token if token < vocab_size else 0))
-    return paths
-
-
-def leaves_of(paths: Sequence[Tokens]) -> list[tuple[Tokens, int]]:
-    """The fewest paths that all others begin, and how many of each one's last positions no path before it has."""
-    ordered = sorted(set(paths))  # a path stands directly before those that it begins
-    leaves: list[tuple[Tokens, int]] = []
-    before: Tokens | None = None
-    for path, following in zip(ordered, [*ordered[1:], None], strict=True):
-        if following is not None and following[: len(path)] == path:
-            continue
-        pairs = zip(before or (), path, strict=False)
-        shared = -1 if before is None else len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        leaves.append((path, len(path) - shared))
-        before = path
-    return leaves
-
-
-def _emitted(rows: torch.Tensor, vocab_size: int) -> list[int]:
-    """The ids of rows (n, 2); an error unless each is a token."""
-    ids = [int(token) for token in rows[:, 0].tolist()]
-    if not all(0 <= token < vocab_size for token in ids):
-        raise FloatingPointError("the target's logits are not finite")
-    return ids
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bench of vLLM: its drafters here, and all of it with a real vLLM (`make test-engine`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from in_process import dsd_lab
+
+from dsd_lab.bench.engine import WAYS, Reciter
+from dsd_ros.edge.drafters import LEAD
+
+PYTHON = Path(os.environ.get("DSD_VLLM_VENV", Path(__file__).resolve().parents[3] / ".venv-vllm")) / "bin" / "python"
+
+
+def drafted(reciter: Reciter) -> list[int]:
+    found: list[int] = []
+    while not reciter.far_enough:
+        found = reciter.next()
+    return found
+
+
+def test_a_perfect_draft_runs_ahead_and_a_useless_one_begins_again_after_each_correction():
+    said = list(range(100))
+    perfect, useless = Reciter([said, said[:5]]), Reciter([[token + 1000 for token in said]])
+    for reciter in (perfect, useless):
+        reciter.begin(SimpleNamespace(number=1), frozenset())
+    assert drafted(perfect) == said[:LEAD] and drafted(useless)[0] == 1000
+    for reciter in (perfect, useless):
+        reciter.follow(said[:3])
+    assert perfect.next()[: LEAD - 3] == said[3:LEAD]
+    assert useless.next() == [1003]
+    perfect.begin(SimpleNamespace(number=2), frozenset())
+    assert drafted(perfect) == said[:4]  # the last is the target's own
+    perfect.follow(said[:5])
+    assert perfect.far_enough and perfect.next() == []
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-vllm: make vllm-venv")
+def test_every_way_gives_vllms_own_replies_and_a_perfect_draft_few_steps(tmp_path, capsys):
+    small = json.dumps({"enforce_eager": True, "kv_cache_memory_bytes": 1 << 29})
+    flags = ["--clients", "1,3", "--replies", "2", "--repeats", "1", "--engine-python", PYTHON, "--engine-args", small]
+    code, out, err = dsd_lab(capsys, "bench", "engine", *flags, "--json", tmp_path / "report.json")
+    assert code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exact"] and "every reply is vLLM's own" in out
+    rows = {(row["clients"], row["who"]): row for row in report["rows"]}
+    assert len(rows) == 2 * len(WAYS)
+    assert all(row["tokens_per_second"] > 0 and row["first_ms"] > 0 for row in rows.values())
+    assert rows[1, "robots, a perfect draft"]["steps"] < 8 < rows[1, "robots, a useless draft"]["steps"]

@@ -7,6 +7,7 @@ import base64
 import http.client
 import io
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -338,6 +339,22 @@ def test_a_client_that_goes_away_ends_its_reply(pair, streams):
         until(lambda: engine.held_sessions() == (0, 0))  # so nothing more of the reply is decoded
         stepped.free()
         assert ask(server)[0] == 200
+
+
+def test_a_client_that_takes_nothing_holds_nobody_up_for_long(pair, monkeypatch):
+    monkeypatch.setattr(serving._Handler, "timeout", 0.3)
+    target, draft = pair
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel, served(channel, draft) as server:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(server.server_address)
+            body = json.dumps({"model": "target", "messages": [USER], "stream": True, "max_tokens": 300})
+            head = f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            slow.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+            until(lambda: engine.held_sessions()[0])
+            until(lambda: engine.held_sessions() == (0, 0))
+            assert ask(server)[0] == 200
 
 
 def test_the_server_ends_at_once_in_the_middle_of_a_stream(pair):

@@ -91,6 +91,7 @@ class EngineDrafter(_Asking):
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
         self._tokens: list[int] = []  # the verified ones, then the drafted ones
         self._verified = 0
+        self._at = 0  # place in the reply of what the engine says next: a target that is ahead is caught up with
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         super().begin(request, ends)
@@ -99,8 +100,10 @@ class EngineDrafter(_Asking):
         self._tokens, self._verified = [], 0
 
     def follow(self, tokens: Sequence[int]) -> None:
-        if common_length(self._tokens, tokens) < len(tokens):
-            self._stop()
+        held = common_length(self._tokens, tokens)
+        if held < len(tokens):
+            if held < len(self._tokens) or self._stuck:
+                self._stop()
             self._tokens = list(tokens)
         self._verified = len(tokens)
 
@@ -117,6 +120,7 @@ class EngineDrafter(_Asking):
             if count < len(self._tokens):  # they end amid a character, which no text can say
                 self._stuck = True
             else:
+                self._at = count if self._stream is None else self._at
                 self._read(said)
         return self._tokens[self._verified : self._longest]
 
@@ -124,12 +128,14 @@ class EngineDrafter(_Asking):
         free = self._constraint is None and self._settings.sampling.greedy
         for piece in self._more(said, self._longest - len(self._tokens), 0 if free else CANDIDATES):
             tokens = self._checked(piece)
-            chosen = self._chosen(tokens[0], piece.candidates) if len(tokens) == 1 else None
-            self._tokens += tokens if chosen is None else [chosen]
             self._grew |= bool(tokens)
-            if chosen is not None and [chosen] != tokens:  # it goes on from another
-                self._stop()
-                return
+            for token in tokens:
+                if self._at == len(self._tokens):
+                    self._tokens.append(self._chosen(token, piece.candidates) if len(tokens) == 1 else token)
+                self._at += 1
+                if self._tokens[self._at - 1] != token:  # it has to go on from another
+                    self._stop()
+                    return
 
     def _checked(self, piece: Piece) -> list[int]:
         """Its tokens. llama-server leaves out those that only begin a character: then the text's."""
@@ -168,24 +174,24 @@ class EngineTextDrafter(_Asking):
         super().__init__(engine, settings, longest)
         self._translation = translation or Translation(engine.vocabulary, engine)
         self._verified: list[int] = []
-        self._text = ""  # of the verified tokens, and what is drafted after them
-        self._agreed = 0  # characters of it that are verified
+        self._text = ""  # as the engine has it: what is verified and drafted; short of that while the target is ahead
+        self._agreed = ""  # the verified text
         self._ended = False
         self._draft: list[int] | None = []  # None: its text cannot be what the target says
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         super().begin(request, ends)
-        self._verified, self._text, self._agreed, self._ended, self._draft = [], "", 0, False, []
+        self._verified, self._text, self._agreed, self._ended, self._draft = [], "", "", False, []
 
     def follow(self, tokens: Sequence[int]) -> None:
         if len(tokens) <= len(self._verified):
             return
         self._verified = list(tokens)
-        text = self._translation.target_text(tokens)
-        if not self._text.startswith(text):
+        text = self._agreed = self._translation.target_text(tokens)
+        ahead = self._stream is not None and not self._ended and text.startswith(self._text)
+        if not (ahead or self._text.startswith(text)):
             self._stop()
             self._text, self._ended = text, False
-        self._agreed = len(text)
         self._translate()
 
     @property
@@ -195,15 +201,20 @@ class EngineTextDrafter(_Asking):
 
     def next(self) -> list[int]:
         if not self.far_enough:
+            if self._stream is None and len(self._text) < len(self._agreed):
+                self._text = self._agreed
             for piece in self._more(self._text, self._longest - len(self._verified), 0):
                 self._text += piece.text
                 self._grew |= bool(piece.text)
                 self._ended |= piece.ended
+            if not (self._text.startswith(self._agreed) or self._agreed.startswith(self._text)):
+                self._stop()
+                self._text, self._ended = self._agreed, False
             self._translate()
         return (self._draft or [])[: max(0, self._longest - len(self._verified))]
 
     def _translate(self) -> None:
-        tokens = self._translation.target_tokens(self._text[self._agreed :], self._verified)
+        tokens = self._translation.target_tokens(self._text[len(self._agreed) :], self._verified)
         if tokens is not None and not self._ended:
             tokens = tokens[:-1]  # what follows may change it
         elif tokens is not None:

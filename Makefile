@@ -34,7 +34,7 @@ test-all: setup ## all tests, slow ones included, but those of engines
 vllm-venv: ## make .venv-vllm: vLLM for CPUs, for dsd verifier --backend vllm (3.6 GB)
 	@python3 tools/vllm_venv.py
 
-test-engine: setup vllm-venv ## the tests with a real vLLM: 20 minutes
+test-engine: setup vllm-venv ## the tests with a real vLLM: 15 minutes
 	@$(IN) $(BIN)/python -m pytest -m engine $(ARGS)
 
 figures: setup ## measure every figure of the pages that is of earlier weights or code; ARGS="--dry-run", "modes-*"

@@ -29,7 +29,7 @@ from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.channel import LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.messages import PROTOCOL_VERSION, DraftTokens, Observation, SessionRequest, VerifiedTokens
 from dsd_ros.wire.pictures import encode_picture
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -251,13 +251,17 @@ def test_what_vllm_cannot_do_is_refused_by_a_sentence(served, pair, scenes):
         session.decode(scenes[0].image, scenes[0].instruction)
 
 
-def test_without_drafts_it_says_the_same(pair, scenes, own):
-    one = Served("--no-drafts")
+def test_without_drafts_it_says_the_same_and_a_silent_engine_ends_it(pair, scenes, own):
+    one = Served("--no-drafts", "--engine-timeout-s", "5")
     robot = Robot(one.url, pair[1])
     for n in range(5):
         tokens, steps = robot.reply(scenes[n], own[n][:60])
         assert tokens == own[n] and steps > 12
-    one.close()
+    pids = one.engine()
+    os.kill(pids[0], signal.SIGSTOP)
+    with pytest.raises(LinkClosed):  # no answer, so that a robot goes on elsewhere
+        robot.reply(scenes[0], [])
+    assert one.process.wait(20) == 70 and all_end(pids)
 
 
 def test_a_reply_goes_on_after_its_engine_was_killed_and_nothing_is_left_of_it(pair, scenes, own):

@@ -192,11 +192,14 @@ class VllmTarget:
             await asyncio.sleep(_WATCH_S)
             if self.llm.errored:
                 cause = self._cause()
-                self._on_lost(EngineLost(f"vLLM's engine has died{cause and f': {cause}'}"))
-                return
-            if self._under_way and time.monotonic() - self._heard > self._timeout_s:
-                self._on_lost(EngineLost(f"vLLM's engine has given no answer for {self._timeout_s:g} s"))
-                return
+                lost = EngineLost(f"vLLM's engine has died{cause and f': {cause}'}")
+            elif self._under_way and time.monotonic() - self._heard > self._timeout_s:
+                lost = EngineLost(f"vLLM's engine has given no answer for {self._timeout_s:g} s")
+            else:
+                continue
+            self._directory.cleanup()
+            self._on_lost(lost)
+            return
 
     def _cause(self) -> str:
         """Why an engine's process has failed, as it has left word; "" if it has not."""

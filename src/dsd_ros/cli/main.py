@@ -76,7 +76,7 @@ DSD = CommandLine(
     "dsd",
     "Distributed speculative decoding for on-robot VLM control.",
     "dsd_ros.cli",
-    ("demo", "decode", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
+    ("demo", "decode", "advise", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
 )
 
 

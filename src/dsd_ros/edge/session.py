@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -23,7 +23,7 @@ from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
-from dsd_ros.edge.stream import StreamDecoder
+from dsd_ros.edge.stream import DraftedAlong, StreamDecoder
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -174,6 +174,20 @@ class EdgeSession:
         limits, constrain = Limits(deadline, cancelled), self._constrain if self._form is not None else None
         request = ReplyRequest(self._reply, image, instruction, None, self.text, limits, history, constrain)
         return _decode_alone(model, self.settings, ends, request)
+
+    def draft_along(
+        self, image: np.ndarray | None, instruction: str, tokens: Sequence[int], history: History = ()
+    ) -> DraftedAlong:
+        """What the draft says to ``tokens``, the reply decoded last, of the same input: how well both agree.
+
+        ValueError in modes that do not draft in a stream.
+        """
+        if not (isinstance(self._decoder, StreamDecoder) and self._draft_model is not None):
+            raise ValueError(f"mode {self.settings.mode} does not draft in a stream; use stream")
+        seen, past = self._pictures.begin(image, history, self.verifier)
+        constrain = self._constrain if self._form is not None else None
+        request = ReplyRequest(self._reply, seen, instruction, None, self.text, Limits(), past, constrain)
+        return self._decoder.draft_along(request, tokens)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""

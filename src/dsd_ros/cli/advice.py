@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mode stream gains on given machines: measured on a few replies, and computed for other targets and more robots.
+
+The computation is of discrete events: the target's passes follow each other, the robot drafts token after token, and
+what both send arrives one way of the link later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dsd_ros.cloud.engine import MOST_DRAFTED
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.drafters import LEAD
+from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.settings import PATIENT_LINK
+from dsd_ros.wire.channel import Channel, LinkError
+
+WORTH = 1.05  # times as fast, from which drafting pays
+_TARGETS_S = np.geomspace(1e-4, 10.0, 237)  # target tokens among which the first that pays is looked for: 5 % apart
+_BESIDE = 2  # replies that each of several robots decodes
+
+Question = tuple[np.ndarray | None, str]  # RGB uint8 (height, width, 3), None for models that read text; instruction
+Told = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What robot, link and verifier take, in seconds; a target that another verifier runs is ``with_target``."""
+
+    draft_s: float  # a drafted token
+    draft_prefill_s: float  # until the draft has read the prompt
+    target_s: float  # a token of the target alone
+    first_s: float  # from the beginning of a reply to the target's first token at the robot
+    first_pass_s: float  # of these, in the target
+    one_way_s: float  # of a short message
+    growth: float = 0.0  # what each drafted token adds to a pass of the target, as a share
+
+    def with_target(self, token_s: float) -> Machines:
+        """The same with a target that takes ``token_s`` for a token, and as many times as long for its first pass."""
+        more = (token_s / self.target_s - 1.0) * self.first_pass_s
+        first = {"first_s": self.first_s + more, "first_pass_s": self.first_pass_s + more}
+        return dataclasses.replace(self, target_s=token_s, **first)
+
+
+def alone_seconds(on: Machines, tokens: int) -> float:
+    """A reply of so many tokens by the target alone, mode ar."""
+    return on.first_s + (tokens - 1) * on.target_s
+
+
+def stream_seconds(on: Machines, agrees: Sequence[bool]) -> float:
+    """A reply in mode stream. ``agrees``: for each token, whether the draft says the same after the tokens before it.
+
+    As ``edge/stream.py`` and ``cloud/engine.py`` do it: a drafted token that is wrong makes all after it wrong until
+    the robot learns of it, and a message that comes while the robot drafts is read after that token.
+    """
+    length, never = len(agrees), float("inf")
+    up: deque[tuple[float, int, int, bool]] = deque()  # arrives, number of the draft, place, whether right so far
+    down: deque[tuple[float, int]] = deque()  # arrives, tokens verified
+    # The robot: its next look, verified tokens that it knows of, tokens with its draft, first wrong one, its number.
+    look, known, drafted, wrong, number = on.draft_prefill_s, 0, 0, length, 0
+    # The target: its next pass, and the draft that it has, from where to where, and how far that is right.
+    begins, lasts, verified = on.first_s - on.one_way_s - on.first_pass_s, on.first_pass_s, 0
+    newest, start, end, right = 0, 0, 0, 0
+    while True:
+        if begins < look:
+            while up and up[0][0] <= begins:
+                _, draft, place, good = up.popleft()
+                if draft > newest or place > end:
+                    newest, start, end, right = draft, place, place, place
+                end, right = place + 1, place + 1 if good else right
+            useful = start <= verified < end and verified <= right  # else refuted, or overtaken
+            read = min(MOST_DRAFTED, end - verified) if useful else 0
+            begins += lasts * (1.0 + on.growth * read)
+            verified = min(length, verified + min(read, right - verified if useful else 0) + 1)
+            down.append((begins + on.one_way_s, verified))
+            if verified == length and down[-1][0] <= on.draft_prefill_s:
+                return down[-1][0]
+            if look == never:
+                look = down[0][0]
+            begins, lasts = never if verified == length else begins, on.target_s
+            continue
+        while down and down[0][0] <= look:
+            known = down.popleft()[1]
+        if known == length:
+            return look
+        if known > wrong:
+            drafted, wrong, number = known, length, number + 1
+        drafted = max(drafted, known)
+        if drafted - known >= LEAD or drafted == wrong == length:
+            look = down[0][0] if down else never
+            continue
+        if wrong == length and not agrees[drafted]:
+            wrong = drafted
+        look += on.draft_s
+        up.append((look + on.one_way_s, number, drafted, wrong == length))
+        drafted += 1
+
+
+def computed_gain(on: Machines, replies: Sequence[Sequence[bool]]) -> float:
+    """How many times as fast as the target alone, the geometric mean over replies, each as of `stream_seconds`."""
+    return statistics.geometric_mean(alone_seconds(on, len(reply)) / stream_seconds(on, reply) for reply in replies)
+
+
+def pays_from(on: Machines, replies: Sequence[Sequence[bool]]) -> float | None:
+    """The seconds of a target token from which on the gain is WORTH or more; None: 10 s are too few."""
+    found = None
+    for seconds in reversed(_TARGETS_S.tolist()):
+        if computed_gain(on.with_target(seconds), replies) < WORTH:
+            break
+        found = seconds
+    return found
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was measured, from which the rest follows."""
+
+    machines: Machines
+    replies: list[list[bool]]  # as of `stream_seconds`
+    alone_s: float  # a reply in mode ar: the mean
+    stream_s: float
+    gains: list[float]  # times as fast as the target alone, reply by reply
+    draft_share: float
+    at_once: dict[int, tuple[float, float]]  # robots -> seconds to the first token and of a token, in mode ar
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as the target alone mode stream was: the geometric mean."""
+        return statistics.geometric_mean(self.gains)
+
+    @property
+    def agreement(self) -> float:
+        """The share of tokens on which draft and target agree."""
+        said = [agrees for reply in self.replies for agrees in reply]
+        return sum(said) / len(said)
+
+    def beside(self, robots: int) -> tuple[float, float]:
+        """Seconds of a reply in modes ar and stream where ``robots`` decode at once, up to the most measured."""
+        counts = sorted(self.at_once)
+        first, token = (float(np.interp(robots, counts, [self.at_once[n][k] for n in counts])) for k in (0, 1))
+        more = first - self.machines.first_s  # waiting for the others' prompts and passes
+        in_first = {"first_s": first, "first_pass_s": max(0.0, self.machines.first_pass_s + more)}
+        busy = dataclasses.replace(self.machines, target_s=token, **in_first)
+        alone = [alone_seconds(busy, len(reply)) for reply in self.replies]
+        return statistics.fmean(alone), statistics.fmean(stream_seconds(busy, reply) for reply in self.replies)
+
+    @property
+    def robots(self) -> int:
+        """How many robots can decode at once so that none waits longer for a reply than one would for the target alone.
+
+        Give or take 5 %; at most as many as were measured.
+        """
+        limit = WORTH * self.beside(1)[0]
+        found = 1
+        while found < max(self.at_once) and self.beside(found + 1)[1] <= limit:
+            found += 1
+        return found
+
+
+def measure(
+    connect: Callable[[], Channel],
+    draft: Any,
+    settings: DecodeSettings,
+    questions: Sequence[Question],
+    replies: int = 5,
+    robots: int = 8,
+    told: Told = lambda line: None,
+    **options: Any,
+) -> Advice:
+    """Decode ``replies`` in modes ar and stream by turns, then in mode ar by up to ``robots`` at once.
+
+    :param connect: opens a channel to the verifier.
+    :param options: of ``EdgeSession``.
+
+    ValueError for replies of one token; errors of ``EdgeSession.decode``.
+    """
+
+    def session(stack: ExitStack, mode: str) -> EdgeSession:
+        chosen = dataclasses.replace(settings, mode=mode)
+        return stack.enter_context(
+            EdgeSession(stack.enter_context(closing(connect())), draft, chosen, PATIENT_LINK, **options)
+        )
+
+    pairs: list[tuple[DecodedReply, DecodedReply]] = []
+    trips, drafts = [], []
+    with ExitStack() as stack:
+        alone, stream = session(stack, "ar"), session(stack, "stream")
+        for each in (alone, stream):
+            told("the first reply, which counts for nothing")
+            each.decode(*questions[0])  # what happens once
+        for number in range(replies):
+            question = questions[number % len(questions)]
+            told(f"reply {number + 1} of {replies}")
+            (first, trip), (second, other) = _fresh(alone, question), _fresh(stream, question)
+            pairs.append((first, second))
+            trips += [trip, other]
+            drafts.append(stream.draft_along(*question, second.tokens))
+        at_once = {1: _token_times([reply for reply, _ in pairs])}
+        for count in _doubled(robots):
+            told(f"{count} robots at once")
+            try:
+                with ExitStack() as more:
+                    sessions = [session(more, "ar") for _ in range(count)]
+                    with ThreadPoolExecutor(count) as pool:
+                        found = list(pool.map(partial(_several, questions), range(count), sessions))
+            except LinkError:  # no more than that: it has its limits, and other robots
+                break
+            at_once[count] = _token_times([reply for several in found for reply in several])
+    return _advice(pairs, trips, drafts, at_once)
+
+
+def _doubled(most: int) -> Iterator[int]:
+    count = 2
+    while count < 2 * most:
+        yield min(count, most)
+        count *= 2
+
+
+def _fresh(session: EdgeSession, question: Question) -> tuple[DecodedReply, float]:
+    """A reply in a session that has seen no picture yet, as a robot's next one, and the seconds of a round trip."""
+    session.close()
+    began = time.perf_counter()
+    session.open()
+    trip = time.perf_counter() - began
+    return session.decode(*question), trip
+
+
+def _several(questions: Sequence[Question], robot: int, session: EdgeSession) -> list[DecodedReply]:
+    return [_fresh(session, questions[(robot + number) % len(questions)])[0] for number in range(_BESIDE)]
+
+
+def _token_times(replies: Sequence[DecodedReply]) -> tuple[float, float]:
+    """Seconds to the first token, the median, and of each token after it, the mean, in mode ar."""
+    later = [record for reply in replies for record in reply.records[1:]]
+    count = sum(len(record.gained) for record in later)
+    if not count:
+        raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
+    first = statistics.median(reply.records[0].wait_seconds for reply in replies)
+    return first, sum(record.wait_seconds for record in later) / count
+
+
+def _advice(
+    pairs: Sequence[tuple[DecodedReply, DecodedReply]],
+    trips: Sequence[float],
+    drafts: Sequence[Any],
+    at_once: dict[int, tuple[float, float]],
+) -> Advice:
+    alone, stream = zip(*pairs, strict=True)
+    records = [record for reply in stream for record in reply.records]
+    if passes := sum(record.depth for record in records):
+        draft_s = sum(record.model_seconds for record in records) / passes
+    else:  # the replies ended before
+        draft_s = statistics.median(draft.token_s for draft in drafts)
+    machines = Machines(
+        draft_s=draft_s,
+        draft_prefill_s=statistics.median(draft.prefill_s for draft in drafts),
+        target_s=at_once[1][1],
+        first_s=at_once[1][0],
+        first_pass_s=min(at_once[1][0], statistics.median(reply.records[0].verify_seconds for reply in alone)),
+        one_way_s=statistics.median(trips) / 2,
+        growth=_growth([record for reply in stream for record in reply.records[1:] if record.verify_seconds]),
+    )
+    return Advice(
+        machines,
+        [draft.agrees for draft in drafts],
+        statistics.fmean(reply.seconds for reply in alone),
+        statistics.fmean(reply.seconds for reply in stream),
+        [first.seconds / second.seconds for first, second in pairs],
+        sum(sum(reply.accepted) for reply in stream) / sum(len(reply.tokens) for reply in stream),
+        at_once,
+    )
+
+
+def _growth(passes: Sequence[RoundRecord]) -> float:
+    """What a drafted token adds to a pass, as a share of one without: by the line through all passes of mode stream."""
+    drafted = [record.drafted for record in passes]
+    if len(set(drafted)) < 2:
+        return 0.0
+    slope, plain = statistics.linear_regression(drafted, [record.verify_seconds for record in passes])
+    return max(0.0, slope / plain) if plain > 0.0 else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import contextmanager
 
 import pytest
 from in_process import dsd
@@ -53,20 +54,29 @@ def test_the_first_target_that_pays():
     assert FAR.with_target(20) == dataclasses.replace(FAR, target_s=20, first_s=24, first_pass_s=20)
 
 
+@contextmanager
+def engine_of(models, **settings):
+    chosen = VerifierSettings(port=0, **settings)
+    engine = VerifierEngine(load_model(ModelSettings(str(models / "target"))), chosen)
+    with engine, VerifierServer(engine, chosen) as server:
+        yield server
+
+
 def test_link_draft_and_target_are_measured_and_advice_is_given(models, picture, capsys):
     pair = ["--draft", models / "draft", "--max-tokens", "12", "--replies", "2", "--robots", "2"]
-    engine = VerifierEngine(load_model(ModelSettings(str(models / "target"))))
-    with engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
+    with engine_of(models) as server:
         code, out, err = dsd(
             capsys, "advise", "--verifier", server.url, *pair, "--image", picture, "--instruction", "go", "--json"
         )  # fmt: skip
         assert code == 0, err
         found = json.loads(out)
+    with engine_of(models, max_sessions=3) as server:
         code, out, err = dsd(capsys, "advise", "--verifier", server.url, *pair, "--instruction", "the red chair")
     assert found["target_ms"] > 0 and found["draft_ms"] > 0 and found["one_way_ms"] > 0 and found["gain"] > 0
     assert 0.2 < found["agreement"] < 1 and found["alone_s"] > 11e-3 * found["target_ms"]
     assert [row["robots"] for row in found["at_once"]] == [1, 2] and found["robots"] in (1, 2)
-    assert code == 0 and "times as fast as the target alone" in out and "robots at once" in out, err
+    assert code == 0 and "times as fast as the target alone" in out and "serves 1 robot " in out, err
+    assert "2 robots at once were not served: " in out  # two sessions are its own, and one is left
 
 
 @pytest.mark.parametrize(

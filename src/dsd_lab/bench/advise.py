@@ -8,19 +8,20 @@ times. Advice and measurements are of the same held-out pictures: on others draf
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsd_lab.bench.fleet import Served, run_robots
-from dsd_lab.bench.harness import Bench, PairFlags, Report, Told
+from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, given
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import MAX_SCENES, Scene, decode, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.report import CODE, BenchError, Row, check_range, header
-from dsd_ros.cli.advice import Advice, computed_gain, measure as advise, pays_from
-from dsd_ros.cli.arguments import arguments, flag
+from dsd_ros.cli.advice import WORTH, computed_gain, measure as advise, pays_from
+from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.loading import load_model
@@ -29,6 +30,7 @@ from dsd_ros.wire.channel import Channel, LocalChannel
 WITHIN = 0.15  # of what is measured
 _CODE = (*CODE, "dsd_ros/cli/advice.py", "dsd_lab/bench/advise.py", "dsd_lab/bench/pace.py")
 _OTHERS = (0.5, 2.0)  # other targets, as parts of the profile's time
+_HALVED = 5  # times, to find the first target that pays
 
 
 @arguments
@@ -41,6 +43,7 @@ class Flags(PairFlags):
     shortest_ms: float = flag(
         15.0, "multiply a machine's times so that its faster model takes this for a token, which this machine keeps"
     )
+    decoding: Decoding = part(Decoding)
 
 
 def measure(flags: Flags, told: Told) -> Report:
@@ -60,7 +63,7 @@ def measure(flags: Flags, told: Told) -> Report:
             times = profile.times
             assert times is not None
             scale = 1e-3 * flags.shortest_ms / min(times.draft_s, min(_OTHERS) * times.target_s)
-            on = _Machine(engine, robot, cloud, profile.stretched(scale))
+            on = _Machine(engine, robot, cloud, profile, scale, DecodeSettings(**given(flags.decoding)))
             for what, advised, measured in on.compare(scenes, flags.robots):
                 error = advised / measured - 1.0
                 rows.append({"profile": profile.name, "what": what, "advised": advised, "measured": measured})
@@ -77,39 +80,55 @@ def measure(flags: Flags, told: Told) -> Report:
 class _Machine:
     """One profile's, held."""
 
-    def __init__(self, engine: VerifierEngine, robot: PacedModel, cloud: PacedModel, profile: Profile) -> None:
-        self._engine, self._robot, self._cloud, self._profile = engine, robot, cloud, profile
+    def __init__(
+        self,
+        engine: VerifierEngine,
+        robot: PacedModel,
+        cloud: PacedModel,
+        profile: Profile,
+        scale: float,
+        settings: DecodeSettings,
+    ) -> None:
+        self._engine, self._robot, self._cloud, self._settings = engine, robot, cloud, settings
+        self._profile, self._scale = profile.stretched(scale), scale
         self._channels = 0
 
     def compare(self, scenes: Sequence[Scene], robots: int) -> Iterator[tuple[str, float, float]]:
-        """What, as advised, as measured: speed-ups over ar, and seconds of a reply for ``robots`` at once."""
+        """What, as advised, as measured: speed-ups over ar, the first target that pays, seconds for ``robots``."""
         hold(self._robot, self._cloud, self._profile)
         questions = [(scene.image, scene.instruction) for scene in scenes]
-        told: Advice = advise(self._connect, self._robot, DecodeSettings(), questions, len(questions), robots)
-        pays = pays_from(told.machines, told.replies)
+        told = advise(self._connect, self._robot, self._settings, questions, len(questions), robots)
+        on, held, scale = told.machines, self._profile.target_s or 0.0, self._scale
         yield "times as fast", told.gain, self._gain(scenes)
         for times in _OTHERS:
-            other = told.machines.with_target(times * told.machines.target_s)
-            hold(self._robot, self._cloud, _with_target(self._profile, times))
-            yield f"with target x {times:g}", computed_gain(other, told.replies), self._gain(scenes)
-        if pays is not None:
-            hold(self._robot, self._cloud, _with_target(self._profile, pays / told.machines.target_s))
-            yield (
-                "with the first that pays",
-                computed_gain(told.machines.with_target(pays), told.replies),
-                self._gain(scenes),
-            )
+            token_s = on.target_s + (times - 1.0) * held
+            measured = self._gain(scenes, times)
+            yield f"with target x {times:g}", computed_gain(on.with_target(token_s), told.replies), measured
+        if (pays := pays_from(on, told.replies)) is not None:
+            beyond = on.target_s - held  # what a token takes outside the model
+            first = self._first_that_pays(scenes, (pays - beyond) / held)
+            yield "pays from, ms a target token", 1e3 * pays / scale, 1e3 * (first * held + beyond) / scale
         hold(self._robot, self._cloud, self._profile)
         served = Served(lambda: LocalChannel(self._engine), lambda: None)
-        replies, _ = run_robots(served, self._robot, DecodeSettings(), scenes, robots, self._profile)
+        replies, _ = run_robots(served, self._robot, self._settings, scenes, robots, self._profile)
         measured = statistics.fmean(reply.seconds for reply in replies)
-        yield f"s a reply, {robots} robots", told.beside(robots)[1], measured
+        yield f"s a reply, {robots} robots", told.beside(robots)[1] / scale, measured / scale
 
-    def _gain(self, scenes: Sequence[Scene]) -> float:
+    def _first_that_pays(self, scenes: Sequence[Scene], advised: float) -> float:
+        """The part of the target's time from which on drafting pays, halved in around between 1/2 and 2 of it."""
+        low, high = advised / 2.0, advised * 2.0
+        for _ in range(_HALVED):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if self._gain(scenes, middle) >= WORTH else (middle, high)
+        return math.sqrt(low * high)
+
+    def _gain(self, scenes: Sequence[Scene], times: float = 1.0) -> float:
+        """As measured with a target that takes so many times as long."""
+        hold(self._robot, self._cloud, _with_target(self._profile, times))
         ratios = []
         for scene in scenes:
             alone, stream = (
-                decode(self._connect(), self._robot, DecodeSettings(mode=mode), scene).seconds
+                decode(self._connect(), self._robot, dataclasses.replace(self._settings, mode=mode), scene).seconds
                 for mode in ("ar", "stream")
             )
             ratios.append(alone / stream)
@@ -146,7 +165,7 @@ BENCH = Bench(
 def command(flags: Flags = Flags()) -> int:
     """What dsd advise says of emulated machines, and what is then measured on them.
 
-    For each profile: the speed-up of mode stream over ar for its target, for others and for the first that pays, and
+    For each profile: the speed-up of mode stream over ar for its target and for others, the first target that pays, and
     seconds of a reply with several robots. Exits with 1 if one is more than 15 % off.
     """
     return BENCH.run(flags)

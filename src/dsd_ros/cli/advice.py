@@ -135,6 +135,7 @@ class Advice:
     gains: list[float]  # times as fast as the target alone, reply by reply
     draft_share: float
     at_once: dict[int, tuple[float, float]]  # robots -> seconds to the first token and of a token, in mode ar
+    refused: str = ""  # why no more robots were measured, a sentence; "": as many as asked for were
 
     @property
     def gain(self) -> float:
@@ -208,7 +209,7 @@ def measure(
             pairs.append((first, second))
             trips += [trip, other]
             drafts.append(stream.draft_along(*question, second.tokens))
-        at_once = {1: _token_times([reply for reply, _ in pairs])}
+        refused, at_once = "", {1: _token_times([reply for reply, _ in pairs])}
         for count in _doubled(robots):
             told(f"{count} robots at once")
             try:
@@ -216,10 +217,11 @@ def measure(
                     sessions = [session(more, "ar") for _ in range(count)]
                     with ThreadPoolExecutor(count) as pool:
                         found = list(pool.map(partial(_several, questions), range(count), sessions))
-            except LinkError:  # no more than that: it has its limits, and other robots
+            except LinkError as error:  # it has its limits, and perhaps other robots
+                refused = f"{count} robots at once were not served: {error}"
                 break
             at_once[count] = _token_times([reply for several in found for reply in several])
-    return _advice(pairs, trips, drafts, at_once)
+    return _advice(pairs, trips, drafts, at_once, refused)
 
 
 def _doubled(most: int) -> Iterator[int]:
@@ -257,6 +259,7 @@ def _advice(
     trips: Sequence[float],
     drafts: Sequence[Any],
     at_once: dict[int, tuple[float, float]],
+    refused: str,
 ) -> Advice:
     alone, stream = zip(*pairs, strict=True)
     records = [record for reply in stream for record in reply.records]
@@ -281,6 +284,7 @@ def _advice(
         [first.seconds / second.seconds for first, second in pairs],
         sum(sum(reply.accepted) for reply in stream) / sum(len(reply.tokens) for reply in stream),
         at_once,
+        refused,
     )
 
 

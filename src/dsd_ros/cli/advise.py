@@ -84,7 +84,10 @@ def _advice(args: AdviseArguments, say: Callable[[str], None]) -> Advice:
     threads = 0 if args.link.verifier else _half()
     draft = load_model(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt, threads=threads))
     if not images and draft.reads_pictures:
-        images = [read_picture(share_directory() / _SCENE)]
+        scene = share_directory() / _SCENE
+        if not scene.is_file():  # as in a container
+            raise ValueError("no picture is named, and none was installed; give --image")
+        images = [read_picture(scene)]
     if not args.draft and (args.link.verifier or not args.target):
         check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
@@ -145,6 +148,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "pays_from_ms": None if pays is None else 1e3 * pays,
         "targets": [{"target_ms": 1e3 * s, "gain": computed_gain(on.with_target(s), replies)} for s in targets],
         "robots": advice.robots,
+        "refused": advice.refused,
         "at_once": [{"robots": n, "alone_s": alone, "stream_s": stream} for n, (alone, stream) in beside.items()],
     }
 
@@ -173,6 +177,7 @@ def _text(found: dict[str, Any], apart: bool) -> str:
         f"The verifier serves {least}{counted(found['robots'], 'robot')} at the same time, each as fast as the target "
         "alone serves one, give or take 5 %."
     )
+    lines += [found["refused"]] if found["refused"] else []
     lines += ["", "ms a target token   times as fast"]
     lines += [f"{row['target_ms']:17.1f} {row['gain']:15.2f}" for row in found["targets"]]
     lines += ["", "robots at once   s a reply, alone   s a reply, stream"]

@@ -168,7 +168,7 @@ def test_a_draft_agrees_with_the_tokens_that_it_would_say_next_itself(sampled):
         settings = DecodeSettings(max_tokens=20, **SAMPLED if sampled else {})
         with EdgeSession(channel, DRAFT, settings) as session:
             tokens = session.decode(IMAGE, "go").tokens
-            along = session.draft_along(IMAGE, "go", tokens)
+            along = session.draft_along(tokens)
     itself = [what_it_would_say(tuple(tokens[:place]), sampled)[:1] for place in range(len(tokens))]
     agrees = [said == [token] for said, token in zip(itself, tokens, strict=True)]
     assert along.agrees[:19] == agrees[:19] and along.token_s > 0

@@ -11,11 +11,10 @@ import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,10 @@ import numpy as np
 from dsd_ros.cloud.engine import MOST_DRAFTED
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafters import LEAD
-from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.settings import PATIENT_LINK
+from dsd_ros.edge.stream import DraftedAlong
 from dsd_ros.wire.channel import Channel, LinkError
 
 WORTH = 1.05  # times as fast, from which drafting pays
@@ -33,7 +33,6 @@ _TARGETS_S = np.geomspace(1e-4, 10.0, 237)  # target tokens among which the firs
 _BESIDE = 2  # replies that each of several robots decodes
 
 Question = tuple[np.ndarray | None, str]  # RGB uint8 (height, width, 3), None for models that read text; instruction
-Told = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,8 @@ class Advice:
 
     machines: Machines
     replies: list[list[bool]]  # as of `stream_seconds`
-    alone_s: float  # a reply in mode ar: the mean
-    stream_s: float
     gains: list[float]  # times as fast as the target alone, reply by reply
-    draft_share: float
+    draft_share: float  # of the replies' tokens
     at_once: dict[int, tuple[float, float]]  # robots -> seconds to the first token and of a token, in mode ar
     refused: str = ""  # why no more robots were measured, a sentence; "": as many as asked for were
 
@@ -142,30 +139,20 @@ class Advice:
         """How many times as fast as the target alone mode stream was: the geometric mean."""
         return statistics.geometric_mean(self.gains)
 
-    @property
-    def agreement(self) -> float:
-        """The share of tokens on which draft and target agree."""
-        said = [agrees for reply in self.replies for agrees in reply]
-        return sum(said) / len(said)
-
     def beside(self, robots: int) -> tuple[float, float]:
         """Seconds of a reply in modes ar and stream where ``robots`` decode at once, up to the most measured."""
         counts = sorted(self.at_once)
         first, token = (float(np.interp(robots, counts, [self.at_once[n][k] for n in counts])) for k in (0, 1))
-        more = first - self.machines.first_s  # waiting for the others' prompts and passes
-        in_first = {"first_s": first, "first_pass_s": max(0.0, self.machines.first_pass_s + more)}
-        busy = dataclasses.replace(self.machines, target_s=token, **in_first)
-        alone = [alone_seconds(busy, len(reply)) for reply in self.replies]
-        return statistics.fmean(alone), statistics.fmean(stream_seconds(busy, reply) for reply in self.replies)
+        waited = first - self.machines.first_s  # for the others' prompts and passes
+        first_pass = max(0.0, self.machines.first_pass_s + waited)
+        busy = dataclasses.replace(self.machines, target_s=token, first_s=first, first_pass_s=first_pass)
+        alone = statistics.fmean(alone_seconds(busy, len(reply)) for reply in self.replies)
+        return alone, statistics.fmean(stream_seconds(busy, reply) for reply in self.replies)
 
     @property
     def robots(self) -> int:
-        """How many robots can decode at once so that none waits longer for a reply than one would for the target alone.
-
-        Give or take 5 %; at most as many as were measured.
-        """
-        limit = WORTH * self.beside(1)[0]
-        found = 1
+        """How many robots, of those measured, get replies at once as soon as the target alone serves one, but 5 %."""
+        limit, found = WORTH * self.beside(1)[0], 1
         while found < max(self.at_once) and self.beside(found + 1)[1] <= limit:
             found += 1
         return found
@@ -178,57 +165,46 @@ def measure(
     questions: Sequence[Question],
     replies: int = 5,
     robots: int = 8,
-    told: Told = lambda line: None,
     **options: Any,
 ) -> Advice:
     """Decode ``replies`` in modes ar and stream by turns, then in mode ar by up to ``robots`` at once.
 
-    :param connect: opens a channel to the verifier.
-    :param options: of ``EdgeSession``.
-
-    ValueError for replies of one token; errors of ``EdgeSession.decode``.
+    ``connect`` opens a channel to the verifier; ``options`` are of ``EdgeSession``. ValueError for replies of one
+    token; errors of ``EdgeSession.decode``.
     """
 
     def session(stack: ExitStack, mode: str) -> EdgeSession:
-        chosen = dataclasses.replace(settings, mode=mode)
-        return stack.enter_context(
-            EdgeSession(stack.enter_context(closing(connect())), draft, chosen, PATIENT_LINK, **options)
-        )
+        channel, chosen = stack.enter_context(closing(connect())), dataclasses.replace(settings, mode=mode)
+        return stack.enter_context(EdgeSession(channel, draft, chosen, PATIENT_LINK, **options))
 
-    pairs: list[tuple[DecodedReply, DecodedReply]] = []
-    trips, drafts = [], []
+    def several(robot: int, session: EdgeSession) -> list[DecodedReply]:
+        return [_fresh(session, questions[(robot + number) % len(questions)])[0] for number in range(_BESIDE)]
+
+    pairs, trips, drafts, refused = [], [], [], ""
     with ExitStack() as stack:
         alone, stream = session(stack, "ar"), session(stack, "stream")
         for each in (alone, stream):
-            told("the first reply, which counts for nothing")
             each.decode(*questions[0])  # what happens once
         for number in range(replies):
             question = questions[number % len(questions)]
-            told(f"reply {number + 1} of {replies}")
             (first, trip), (second, other) = _fresh(alone, question), _fresh(stream, question)
             pairs.append((first, second))
             trips += [trip, other]
-            drafts.append(stream.draft_along(*question, second.tokens))
-        refused, at_once = "", {1: _token_times([reply for reply, _ in pairs])}
-        for count in _doubled(robots):
-            told(f"{count} robots at once")
+            drafts.append(stream.draft_along(second.tokens))
+        at_once = {1: _token_times([reply for reply, _ in pairs])}
+        for count in sorted({*(n for n in (2, 4, 8, 16, 32) if n < robots), robots} - {1}):
             try:
-                with ExitStack() as more:
-                    sessions = [session(more, "ar") for _ in range(count)]
-                    with ThreadPoolExecutor(count) as pool:
-                        found = list(pool.map(partial(_several, questions), range(count), sessions))
+                with ExitStack() as more, ThreadPoolExecutor(count) as pool:
+                    found = pool.map(several, range(count), [session(more, "ar") for _ in range(count)])
+                    at_once[count] = _token_times([reply for some in found for reply in some])
             except LinkError as error:  # it has its limits, and perhaps other robots
                 refused = f"{count} robots at once were not served: {error}"
                 break
-            at_once[count] = _token_times([reply for several in found for reply in several])
-    return _advice(pairs, trips, drafts, at_once, refused)
-
-
-def _doubled(most: int) -> Iterator[int]:
-    count = 2
-    while count < 2 * most:
-        yield min(count, most)
-        count *= 2
+    machines = _machines(pairs, trips, drafts, *at_once[1])
+    tokens = sum(len(reply.tokens) for _, reply in pairs)
+    share = sum(sum(reply.accepted) for _, reply in pairs) / tokens
+    gains = [first.seconds / second.seconds for first, second in pairs]
+    return Advice(machines, [draft.agrees for draft in drafts], gains, share, at_once, refused)
 
 
 def _fresh(session: EdgeSession, question: Question) -> tuple[DecodedReply, float]:
@@ -240,58 +216,36 @@ def _fresh(session: EdgeSession, question: Question) -> tuple[DecodedReply, floa
     return session.decode(*question), trip
 
 
-def _several(questions: Sequence[Question], robot: int, session: EdgeSession) -> list[DecodedReply]:
-    return [_fresh(session, questions[(robot + number) % len(questions)])[0] for number in range(_BESIDE)]
-
-
 def _token_times(replies: Sequence[DecodedReply]) -> tuple[float, float]:
     """Seconds to the first token, the median, and of each token after it, the mean, in mode ar."""
     later = [record for reply in replies for record in reply.records[1:]]
-    count = sum(len(record.gained) for record in later)
-    if not count:
+    if not later:
         raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
     first = statistics.median(reply.records[0].wait_seconds for reply in replies)
-    return first, sum(record.wait_seconds for record in later) / count
+    return first, sum(record.wait_seconds for record in later) / sum(len(record.gained) for record in later)
 
 
-def _advice(
+def _machines(
     pairs: Sequence[tuple[DecodedReply, DecodedReply]],
     trips: Sequence[float],
-    drafts: Sequence[Any],
-    at_once: dict[int, tuple[float, float]],
-    refused: str,
-) -> Advice:
-    alone, stream = zip(*pairs, strict=True)
-    records = [record for reply in stream for record in reply.records]
-    if passes := sum(record.depth for record in records):
-        draft_s = sum(record.model_seconds for record in records) / passes
-    else:  # the replies ended before
-        draft_s = statistics.median(draft.token_s for draft in drafts)
-    machines = Machines(
-        draft_s=draft_s,
+    drafts: Sequence[DraftedAlong],
+    first_s: float,
+    target_s: float,
+) -> Machines:
+    records = [record for _, reply in pairs for record in reply.records]
+    drafted, draft_s = sum(record.depth for record in records), sum(record.model_seconds for record in records)
+    # A drafted token makes a pass longer: by the line through all passes of mode stream.
+    later = [record for _, reply in pairs for record in reply.records[1:]]
+    counts, growth = [record.drafted for record in later], 0.0
+    if len(set(counts)) > 1:
+        slope, plain = statistics.linear_regression(counts, [record.verify_seconds for record in later])
+        growth = max(0.0, slope / plain) if plain > 0.0 else 0.0
+    return Machines(
+        draft_s=draft_s / drafted if drafted else statistics.median(draft.token_s for draft in drafts),
         draft_prefill_s=statistics.median(draft.prefill_s for draft in drafts),
-        target_s=at_once[1][1],
-        first_s=at_once[1][0],
-        first_pass_s=min(at_once[1][0], statistics.median(reply.records[0].verify_seconds for reply in alone)),
+        target_s=target_s,
+        first_s=first_s,
+        first_pass_s=min(first_s, statistics.median(reply.records[0].verify_seconds for reply, _ in pairs)),
         one_way_s=statistics.median(trips) / 2,
-        growth=_growth([record for reply in stream for record in reply.records[1:] if record.verify_seconds]),
+        growth=growth,
     )
-    return Advice(
-        machines,
-        [draft.agrees for draft in drafts],
-        statistics.fmean(reply.seconds for reply in alone),
-        statistics.fmean(reply.seconds for reply in stream),
-        [first.seconds / second.seconds for first, second in pairs],
-        sum(sum(reply.accepted) for reply in stream) / sum(len(reply.tokens) for reply in stream),
-        at_once,
-        refused,
-    )
-
-
-def _growth(passes: Sequence[RoundRecord]) -> float:
-    """What a drafted token adds to a pass, as a share of one without: by the line through all passes of mode stream."""
-    drafted = [record.drafted for record in passes]
-    if len(set(drafted)) < 2:
-        return 0.0
-    slope, plain = statistics.linear_regression(drafted, [record.verify_seconds for record in passes])
-    return max(0.0, slope / plain) if plain > 0.0 else 0.0

@@ -175,19 +175,13 @@ class EdgeSession:
         request = ReplyRequest(self._reply, image, instruction, None, self.text, limits, history, constrain)
         return _decode_alone(model, self.settings, ends, request)
 
-    def draft_along(
-        self, image: np.ndarray | None, instruction: str, tokens: Sequence[int], history: History = ()
-    ) -> DraftedAlong:
-        """What the draft says to ``tokens``, the reply decoded last, of the same input: how well both agree.
-
-        ValueError in modes that do not draft in a stream.
+    def draft_along(self, tokens: Sequence[int]) -> DraftedAlong:
+        """What the draft says to ``tokens``, the reply decoded last: how well both agree. ValueError without a draft
+        that streams.
         """
         if not (isinstance(self._decoder, StreamDecoder) and self._draft_model is not None):
             raise ValueError(f"mode {self.settings.mode} does not draft in a stream; use stream")
-        seen, past = self._pictures.begin(image, history, self.verifier)
-        constrain = self._constrain if self._form is not None else None
-        request = ReplyRequest(self._reply, seen, instruction, None, self.text, Limits(), past, constrain)
-        return self._decoder.draft_along(request, tokens)
+        return self._decoder.draft_along(tokens)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""

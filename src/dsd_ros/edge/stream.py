@@ -44,10 +44,11 @@ class StreamDecoder:
         self._link, self._pictures, self._drafter = link, pictures, drafter
         self._settings, self._worth = settings, worth
         self._prefill: _Prefill | None = None
+        self._request: ReplyRequest | None = None  # the last
 
     def decode(self, request: ReplyRequest) -> DecodedReply:
         """See ``EdgeSession.decode``; TargetChanged if another target answers before anything is verified."""
-        drafts = self._worth.begin()
+        self._request, drafts = request, self._worth.begin()
         recorder = StreamRecorder(request, self._settings, self._link, self._drafter if drafts else None)
         reply = ReplyStream(self._link, self._pictures, request, self._settings.max_tokens)
         reply.begin()
@@ -66,10 +67,10 @@ class StreamDecoder:
                 reply.draft(recorder.timed(drafter.next))  # 3. one token more, sent as it comes
         return recorder.reply(reply.tokens, prefill.seconds if prefill is not None else 0.0, self._worth.explain())
 
-    def draft_along(self, request: ReplyRequest, tokens: Sequence[int]) -> DraftedAlong:
-        """Let the drafter say what comes after each part of a reply."""
-        drafter = self._drafter
-        assert drafter is not None, "mode ar has none"
+    def draft_along(self, tokens: Sequence[int]) -> DraftedAlong:
+        """Let the drafter say what comes after each part of the reply that was decoded last."""
+        drafter, request = self._drafter, self._request
+        assert drafter is not None and request is not None
         began = time.perf_counter()
         drafter.begin(request, self._link.eos_token_ids)
         begun = time.perf_counter()

@@ -131,6 +131,7 @@ setup(
         *shared("launch", "*.launch.py"),
         *shared("config", "**/*"),
         *shared("models", "**/*"),
+        *shared("docs/images", "view.png"),
     ],
     install_requires=["setuptools"],
     extras_require={name: requirements(name) for name in EXTRAS} | {"test": requirements("dev")},

@@ -158,3 +158,18 @@ def test_a_robot_whose_drafts_are_worth_nothing_sends_none_and_says_so():
             replies.append(session.decode(IMAGE, "go"))
             assert any(isinstance(message, DraftTokens) for message in sent)
     assert all(reply.tokens == wanted for reply in replies)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_agrees_with_the_tokens_that_it_would_say_next_itself(sampled):
+    target = TableModel(4, 12)
+    with VerifierEngine(target) as engine:
+        channel = LocalChannel(engine)
+        settings = DecodeSettings(max_tokens=20, **SAMPLED if sampled else {})
+        with EdgeSession(channel, DRAFT, settings) as session:
+            tokens = session.decode(IMAGE, "go").tokens
+            along = session.draft_along(tokens)
+    itself = [what_it_would_say(tuple(tokens[:place]), sampled)[:1] for place in range(len(tokens))]
+    agrees = [said == [token] for said, token in zip(itself, tokens, strict=True)]
+    assert along.agrees[:19] == agrees[:19] and along.token_s > 0
+    assert {True, False} == set(agrees)  # else it shows nothing

@@ -201,7 +201,7 @@ def measure(flags: Flags, told: Told) -> Report:
             fingerprint = _warm_up(served, robot, cloud, settings, scenes[0])
             hold(robot, cloud, stretched)
             before = served.passes()
-            found, seconds = _run(served, robot, settings, scenes, count, stretched)
+            found, seconds = run_robots(served, robot, settings, scenes, count, stretched)
             row = _row(served, before, found, seconds / time_scale, time_scale)
             for kind in greedy:
                 again = _run_beside(kind, served, robot, settings, scenes, count, stretched)
@@ -262,7 +262,7 @@ def _warm_up(
         return session.verifier.target_fingerprint
 
 
-def _run(
+def run_robots(
     served: Served, model: PacedModel, settings: DecodeSettings, scenes: Sequence[Scene], count: int, profile: Profile
 ) -> tuple[list[DecodedReply], float]:
     """All robots' replies, scene by scene, and the seconds until the last one."""
@@ -296,7 +296,7 @@ def _run(
 def _run_beside(kind: str, served: Served, model: PacedModel, *run: Any) -> list[DecodedReply]:
     """The same beside a greedy robot."""
     with GreedyRobot(served.dial(), model, kind):
-        return _run(served, model, *run)[0]
+        return run_robots(served, model, *run)[0]
 
 
 def _row(

@@ -124,7 +124,7 @@ def _decode(
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     if not args.draft and (args.link.verifier or not args.target):
-        _check_goal(instruction)
+        check_goal(instruction)
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     target = ModelSettings(model_path(args.target, "target"), prompt=args.prompt)
     say("dialling the verifier" if args.link.verifier else "loading the target model")
@@ -137,7 +137,7 @@ def _decode(
         return session.decode(image, instruction, history=history), session.text
 
 
-def _check_goal(instruction: str) -> None:
+def check_goal(instruction: str) -> None:
     """ValueError for an instruction that names nothing the shipped pair was trained on: its reply would be made up."""
     from dsd_ros.robot.sim.world import COLOURS, KINDS, named_goal
 

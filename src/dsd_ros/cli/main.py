@@ -76,7 +76,7 @@ DSD = CommandLine(
     "dsd",
     "Distributed speculative decoding for on-robot VLM control.",
     "dsd_ros.cli",
-    ("demo", "decode", "serve", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
+    ("demo", "decode", "serve", "advise", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
 )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
-from dsd_ros.edge.stream import StreamDecoder
+from dsd_ros.edge.stream import DraftedAlong, StreamDecoder
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -185,6 +185,14 @@ class EdgeSession:
             return _decode_alone(drafter, self.settings, ends, request, model.decode_text)
         finally:
             drafter.close()
+
+    def draft_along(self, tokens: Sequence[int]) -> DraftedAlong:
+        """What the draft says to ``tokens``, the reply decoded last: how well both agree. ValueError without a draft
+        that streams.
+        """
+        if not (isinstance(self._decoder, StreamDecoder) and self._draft_model is not None):
+            raise ValueError(f"mode {self.settings.mode} does not draft in a stream; use stream")
+        return self._decoder.draft_along(tokens)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""

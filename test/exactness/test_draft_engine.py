@@ -9,6 +9,7 @@ import shutil
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,11 +26,15 @@ from dsd_lab.pair.export_gguf import export_gguf
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.constraint import ReplyForm
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.chat_request import ChatRequest
 from dsd_ros.edge.engine import DraftEngine
+from dsd_ros.edge.serving import ChatSession
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.navigation.run.actions import read_grammar
 from dsd_ros.pictures import read_picture
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
+from dsd_ros.vlm.prompts import Chat
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +117,29 @@ def test_replies_are_the_targets_and_as_much_comes_from_drafts_as_of_the_own_mod
                 assert all(sum(reply.accepted) > 0 for reply in replies)
             if way and not (api and values.get("temperature")):  # an engine that names no tokens drafts without noise
                 assert tau(replies) >= 0.9 * tau(decode(verifier, own, scenes, **way, **values))
+
+
+def test_conversations_of_other_programs_are_drafted(server, target, scenes):
+    """With a marker in the text, and a picture amid it; over both APIs."""
+    said = [("system", ["Steer."]), ("user", ["See <|im_end|> ", None, " and find the silver bottle"])]
+    request = ChatRequest(TARGET.name, Chat.of(said), [scenes[0][0]], DecodeSettings(), False, [], False, False)
+    with VerifierEngine(Unhurried(target)) as verifier, LocalChannel(verifier) as channel:
+        found = []
+        for engine in (engine_at(server.url), engine_at(server.url + "/v1")):
+            session = ChatSession(channel, engine, DecodeSettings(mode="coupled"), LinkSettings())
+            settings = replace(request, settings=session.settings)
+            found.append(session.decode(settings, lambda *_: None, lambda: False))
+            assert sum(found[-1].accepted) > 0 and not engine.trouble
+            session.close()
+    assert found[0].tokens == found[1].tokens == alone(target, request)
+
+
+def alone(target, request):
+    """The target's own greedy reply."""
+    sequence = target.prefill(request.pictures[0], request.chat)
+    while not set(sequence.tokens) & target.eos_token_ids and len(sequence.tokens) < request.settings.max_tokens:
+        sequence.append([int(sequence.next_logits().argmax())])
+    return sequence.tokens
 
 
 @pytest.mark.slow

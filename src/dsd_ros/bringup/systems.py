@@ -76,6 +76,7 @@ SETS: dict[str, dict[str, str]] = {
     },
     "serve_node": {
         **PROOF,
+        "draft_engine": "draft_engine",
         "target_tokenizer": "target_tokenizer",
         "model.path": "draft_model",
         "model.quantization": "quantization",

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dsd_ros.cli.arguments import arguments, flag, model_option, model_path, part, tokenizer_option
+from dsd_ros.cli.arguments import arguments, engine_option, flag, model_option, model_path, part, tokenizer_option
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, interruption
 from dsd_ros.cli.terminal import working
 from dsd_ros.decoding.settings import DecodeSettings
@@ -19,6 +19,7 @@ class ServeArguments:
     decoding: DecodeSettings = part(DecodeSettings, "Decoding, where a request says nothing else")
     draft: str = model_option("draft")
     device: str = flag(default=ModelSettings.device, text="of the draft: cpu, cuda or cuda:N")
+    draft_engine: str = engine_option()
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     link: VerifierFlags = part(VerifierFlags, "Verifier")
@@ -34,12 +35,12 @@ def command(args: ServeArguments = ServeArguments()) -> int:
     with working("loading PyTorch") as say:
         quick_import("torch")
         from dsd_ros.cloud.engine import in_process_channel
+        from dsd_ros.edge.engine import load_draft
         from dsd_ros.edge.serving import ApiServer, ChatSession
         from dsd_ros.edge.vocabulary import Vocabulary
-        from dsd_ros.vlm.loading import load_model
 
         say("loading the draft model")
-        draft = load_model(ModelSettings(model_path(args.draft, "draft"), device=args.device))
+        draft = load_draft(ModelSettings(model_path(args.draft, "draft"), device=args.device), args.draft_engine)
         vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     with (
         logging_to_stderr(args.log),

@@ -31,7 +31,7 @@ from dsd_ros.vlm.backbones import resize
 from dsd_ros.vlm.front import ModelFront, check_pictures
 from dsd_ros.vlm.loading import load_front, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, prompt_ids, shown_markers
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.pictures import encode_picture
 
@@ -211,7 +211,7 @@ class DraftEngine:
         self.trouble = ""  # why it failed last, one sentence
         self._down = False
         self._told = False  # that it reads another number of tokens
-        self.name = front.name
+        self.name, self.template = front.name, front.template
         self.tokenizer, self.constrainer = front.tokenizer, front.constrainer
         self.eos_token_ids, self.vocab_size = front.eos_token_ids, front.vocab_size
         self.known_tokens, self.tokenizer_fingerprint = front.known_tokens, front.tokenizer_fingerprint
@@ -244,9 +244,9 @@ class DraftEngine:
             pictures.append(base64.b64encode(encode_picture(resize(picture, *front.images.resized(*sides)))).decode())
         asked = instruction, int(image is not None), past
         text = front.template.render(*asked)
-        length = len(front.tokenizer.encode(text, add_special_tokens=False).ids) + sum(counts) - len(counts)
+        length = len(prompt_ids(front.tokenizer, text)) + sum(counts) - len(counts)
         parted = "" if self.names_tokens else replace(front.template, chat_template=_PARTS).render(*asked)
-        return EnginePrompt(text, _messages(parted, pictures), pictures, length)
+        return EnginePrompt(shown_markers(text), _messages(shown_markers(parted), pictures), pictures, length)
 
     def ask(self, prompt: EnginePrompt, said: str, count: int, candidates: int) -> EngineStream:
         """Let it go on from the reply's text ``said``, for ``count`` tokens, each with so many ``candidates``."""

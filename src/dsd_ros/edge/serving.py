@@ -29,6 +29,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.chat_request import MAX_BODY_BYTES, ApiError, ChatRequest, read_request
 from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.drafters import Worth
+from dsd_ros.edge.engine import DraftEngine
 from dsd_ros.edge.results import DecodedReply, Progress, RoundRecord
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.settings import LinkSettings, ServeSettings
@@ -58,7 +59,7 @@ class ChatSession:
     def __init__(
         self,
         channel: Channel,
-        draft: VisionLanguageModel,
+        draft: VisionLanguageModel | DraftEngine,
         settings: DecodeSettings,
         link: LinkSettings,
         vocabulary: Vocabulary | None = None,

@@ -7,6 +7,7 @@ session with the verifier opens with the first request.
 
 from __future__ import annotations
 
+from dsd_ros.edge.engine import load_draft
 from dsd_ros.edge.serving import ApiServer, ChatSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.ros import health
@@ -14,7 +15,6 @@ from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import ServeNodeSettings
-from dsd_ros.vlm.loading import load_model
 from dsd_ros.wire.authentication import AuthenticatedChannel
 
 
@@ -33,7 +33,8 @@ class ServeNode(ManagedNode[ServeNodeSettings]):
         settings = self._settings
         channel = AuthenticatedChannel(self._channel, settings.token) if settings.token() else self._channel
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
-        self._session = ChatSession(channel, load_model(settings.model), settings.decode, settings.link, vocabulary)
+        draft = load_draft(settings.model, settings.draft_engine)
+        self._session = ChatSession(channel, draft, settings.decode, settings.link, vocabulary)
 
     def begin(self) -> None:
         assert self._session is not None, "load comes first"

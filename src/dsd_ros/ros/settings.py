@@ -208,6 +208,7 @@ class DraftNodeSettings(ReplyGrammar, CameraSettings, SharedToken, ManagedSettin
 class ServeNodeSettings(SharedToken, ManagedSettings):
     """OpenAI's API for other programs on the robot."""
 
+    draft_engine: str = option("", ENGINE_HELP, check=check_engine_address)
     target_tokenizer: str = option("", "tokenizer.json of a target that has another one; empty: the draft's")
     serve: ServeSettings = field(default_factory=ServeSettings)
     model: DraftModelSettings = field(default_factory=DraftModelSettings)

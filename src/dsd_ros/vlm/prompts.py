@@ -329,6 +329,13 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     return ids
 
 
+def shown_markers(prompt: str) -> str:
+    """A rendered prompt for what takes text alone: a marker that stood in a conversation gets a space, and is text."""
+    parts = prompt.split(HIDDEN)
+    parts[1::2] = [marker[0] + " " + marker[1:] for marker in (bytes.fromhex(part).decode() for part in parts[1::2])]
+    return "".join(parts)
+
+
 def prompt_file(named: str) -> Path | None:
     """The file of prompts that is meant: one of config/prompts by its name, or any other; None for no name."""
     if not named:

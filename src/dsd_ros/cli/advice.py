@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dsd_ros.cloud.engine import MOST_DRAFTED
+from dsd_ros.cloud.drafts import MOST_DRAFTED
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafters import LEAD
 from dsd_ros.edge.results import DecodedReply

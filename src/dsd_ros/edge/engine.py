@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -212,6 +213,7 @@ class DraftEngine:
         self._down = False
         self._told = False  # that it reads another number of tokens
         self.name, self.template = front.name, front.template
+        self.max_length = sys.maxsize  # it does not say how long a prompt may be
         self.tokenizer, self.constrainer = front.tokenizer, front.constrainer
         self.eos_token_ids, self.vocab_size = front.eos_token_ids, front.vocab_size
         self.known_tokens, self.tokenizer_fingerprint = front.known_tokens, front.tokenizer_fingerprint

@@ -72,6 +72,22 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
 
 
+def test_several_actions_a_reply_and_a_point_in_the_picture(rig):
+    nav = NavigationRig(rig, grammar="internvla-n1", point__depth=True, limit__action_distance=1.5)
+    # The second answer is about the rest between the two actions of the first.
+    status, result = nav.run("→↑", "↑", "320 440", "STOP")
+    assert (status, result.outcome, result.steps) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED, 4)
+    rig.until(lambda: len(nav.actions) == 4)
+    assert [action.kind for action in nav.actions] == [3, 1, 4, 0]
+    there = nav.actions[2]
+    assert 0.5 < there.distance < 1.1 and abs(there.angle) < 0.05  # a place on the floor, close ahead
+    assert result.distance_travelled == pytest.approx(0.25 + there.distance, abs=0.1)
+    assert list(nav.requests[-1].history_actions) in (["→↑", "320 440"], ["→", "↑", "320 440"])
+    status, result = nav.run("320 10")
+    assert (result.outcome, result.steps) == (RunOutcome.UNPARSABLE_REPLY, 0)
+    assert "above the horizon" in result.message or "m away" in result.message
+
+
 def test_a_goal_waits_while_the_draft_starts(rig):
     """The first goal is sent as soon as the action server is there, and may be cancelled before the draft is."""
     nav = NavigationRig(rig)

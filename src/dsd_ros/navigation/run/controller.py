@@ -110,7 +110,8 @@ class MotionController:
         self._still_since: float | None = None
         self._blocked = False
         self.trouble = ""  # why it was blocked, where that is known
-        self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+        # To a goal the robot turns first, and then drives.
+        self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT, ActionKind.GO_TO)
         self._goal = abs(action.radians) if self._turning else action.metres
         self._best = 0.0
         if action.kind is ActionKind.STOP:
@@ -159,6 +160,9 @@ class MotionController:
         progress = self.progress
         remaining = self._goal - progress
         if remaining <= tolerance:
+            if self._turning and self.action.kind is ActionKind.GO_TO:
+                self._drive_to(self.place, now)
+                return self._move(step, now)
             return self._begin_rest(now)
         if progress > self._best + tolerance:
             self._best, self._best_time = progress, now
@@ -175,6 +179,21 @@ class MotionController:
         limit = settings.turn_rate
         correction = max(-limit, min(limit, -_HEADING_GAIN * self._turned))
         return Velocity(self._speed, correction)
+
+    @property
+    def place(self) -> Pose:
+        """Where the robot stands after an action that drives, in the odometry frame."""
+        start, action = self._start, self.action
+        heading = start.yaw + action.radians
+        return Pose(start.x + action.metres * math.cos(heading), start.y + action.metres * math.sin(heading), heading)
+
+    def _drive_to(self, place: Pose, now: float) -> None:
+        """The robot has turned towards its goal: the rest is a drive ahead."""
+        here = self._last_pose
+        heading = math.atan2(place.y - here.y, place.x - here.x)
+        self._turning, self._goal = False, math.hypot(place.x - here.x, place.y - here.y)
+        self._start, self._turned = Pose(here.x, here.y, heading), math.remainder(here.yaw - heading, math.tau)
+        self._best, self._best_time, self._speed = 0.0, now, 0.0
 
     def _limits(self) -> tuple[float, float, float]:
         """Top speed, acceleration and tolerance of the motion, in m or rad."""

@@ -126,7 +126,7 @@ class OscillationDetector:
         same = sum(1 for then, what in self._done if what == action and _same(then, pose))
         if same + 1 >= self.repeats:
             return f"'{format_action(action)}' was decided {same + 1} times at the same place"
-        turns = [*self._turns, action.radians] if action.radians else []
+        turns = [*self._turns, action.radians] if action.radians and not action.metres else []
         changes = sum(1 for a, b in itertools.pairwise(turns) if a * b < 0.0)
         if changes >= self.reversals:
             return f"it turned to and fro {len(turns)} times without driving"
@@ -139,7 +139,7 @@ class OscillationDetector:
         if action.kind is ActionKind.STOP:
             return
         self._done.append((pose, action))
-        self._turns = [*self._turns, action.radians] if action.radians else []
+        self._turns = [*self._turns, action.radians] if action.radians and not action.metres else []
 
 
 def _same(a: Pose, b: Pose) -> bool:

@@ -19,11 +19,14 @@ action to carry out, ends it. After an operator has driven the robot, it observe
 
 from __future__ import annotations
 
-from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, format_action
+from dataclasses import replace
+
+from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, ParsedReply, format_action
 from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity, stands
 from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
 from dsd_ros.navigation.run.executor import GoalExecutor
 from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
+from dsd_ros.navigation.run.points import Locate, PointUnknown, moved, seen_from
 from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,
@@ -61,11 +64,12 @@ class NavigationRun:
         moment: Moment,
         executor: GoalExecutor | None = None,
         grammar: Grammar | None = None,
+        locate: Locate | None = None,
     ) -> None:
         """``executor``: carries out the actions in place of this run's own commands; it outlives the run. ``grammar``:
-        of the replies; None: the shipped models'.
+        of the replies; None: the shipped models'. ``locate``: finds where a point of a picture is.
         """
-        self._grammar = grammar
+        self._grammar, self._locate = grammar, locate
         self.phase = Phase.SETTLING
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
@@ -84,6 +88,7 @@ class NavigationRun:
         self._oscillation = OscillationDetector(_MOST_REPEATS, _MOST_REVERSALS)
         self._early: DecodeAnswer | Failure | None = None  # kept until the robot is at rest
         self._decided_at = Pose(0.0, 0.0, 0.0)
+        self._decided_time = 0.0  # steady, when the action under way began
         self._past: list[RunStep] = []  # for the next request's history
         self._stuck_in_a_row = 0
         self._unverified_in_a_row = 0
@@ -176,6 +181,8 @@ class NavigationRun:
             return
         if self.phase is Phase.DECODING:
             self._take(answer, moment)
+        elif self._overtaken:
+            self._compare(answer, moment)
         else:
             self._early = answer
 
@@ -183,7 +190,9 @@ class NavigationRun:
         """Process the failure of request ``number``."""
         if not self._pending.awaits(number) or self._early is not None:
             return
-        if self.phase is not Phase.DECODING:
+        if self._overtaken:
+            self._pending.withdraw()
+        elif self.phase is not Phase.DECODING:
             self._early = Failure(outcome, sentence)
         elif not self._pending.recovers(outcome, self._now):
             self._fail(outcome, sentence)
@@ -290,9 +299,9 @@ class NavigationRun:
     def _ask_early(self, motion: MotionController, at: float, moment: Moment) -> None:
         """Request a decode when the robot is first measured standing; withdraw the request if it moves again."""
         if motion.standing:
-            if self._pending.request is None:
+            if self._pending.request is None or self._overtaken:
                 self._ask(at, moment)
-        elif self._pending.request is not None:
+        elif self._pending.request is not None and not self._overtaken:
             self._pending.withdraw()
             self._early = None
 
@@ -327,7 +336,7 @@ class NavigationRun:
         elif len(self.steps) >= self._settings.max_steps:
             sentence = f"The target was not reached within {self._settings.max_steps} actions."
             self.end(RunOutcome.STEP_BUDGET, sentence)
-        else:
+        elif stuck or not self._goes_on(moment):
             self.phase = Phase.DECODING
             request, early, self._early = self._pending.request, self._early, None
             oldest = moment.stamp - self._settings.max_observation_age_s
@@ -379,23 +388,103 @@ class NavigationRun:
             else:
                 self.end(refused.outcome, str(refused))
             return
-        robot, action = self._robot, reply.action
-        if not robot.stood_at(answer.observed_at):
+        if not self._robot.stood_at(answer.observed_at):
             self._ask(moment.stamp, moment)  # the robot moved since; it stands now
             return
-        self._decided_at = robot.pose
-        nowhere = self._oscillation.refuses(self._decided_at, action)
+        located = self._located(reply, answer.observed_at)
+        if located is None:
+            return
+        step = RunStep(0, located, age, answer.observed_at, answer.verified, answer.details)
+        if self._begin_step(step, moment):
+            self._pending.withdraw()
+            self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
+
+    def _begin_step(self, step: RunStep, moment: Moment) -> bool:
+        """Begin an action of a reply; the robot stands. False where it leads nowhere, which ends the run."""
+        robot, reply, announcer = self._robot, step.reply, self._announcer
+        self._decided_at, self._decided_time = robot.pose, moment.steady
+        nowhere = self._oscillation.refuses(self._decided_at, reply.action)
         if nowhere:
             self.end(RunOutcome.OSCILLATING, f"The robot gets nowhere: {nowhere}.")
-            return
-        self._pending.withdraw()
-        self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
-        announcer = self._announcer
-        announcer.announce(action, reply.reasoning, answer.verified, self._now, robot.stood)
-        step = RunStep(announcer.count, reply, age, answer.observed_at, answer.verified, answer.details)
-        self.steps.append(step)
-        self._past = [*self._past, step][-HISTORY:]
+            return False
+        announcer.announce(reply.action, reply.reasoning, step.verified, self._now, robot.stood)
+        self.steps.append(replace(step, number=announcer.count))
+        self._past = [*self._past, self.steps[-1]][-HISTORY:]
         self.phase = Phase.EXECUTING
+        return True
+
+    # -- several actions a reply ----------------------------------------------------------------
+
+    @property
+    def _overtaken(self) -> bool:
+        """Whether the request in force is about a picture from before the action under way: between two of a reply."""
+        pending = self._pending
+        asked = pending.request is not None and self.phase is Phase.EXECUTING
+        return asked and pending.asked_at <= self._decided_time
+
+    def _goes_on(self, moment: Moment) -> bool:
+        """Begin the next action of the reply, if it has one and no newer reply has come; the robot stands.
+
+        What was asked about the picture of this rest stays in force: its reply decides what follows the action.
+        """
+        last = self.steps[-1] if self.phase is Phase.EXECUTING else None
+        if last is None or not (last.verified and last.reply.then) or isinstance(self._early, DecodeAnswer):
+            return False
+        newer = last.observed_at > self._past[-1].observed_at  # the picture, of a reply that agreed
+        if newer and moment.stamp - last.observed_at > self._settings.max_observation_age_s:
+            return False
+        if self._early is not None:
+            self._early = None
+            self._pending.withdraw()
+        then, here = last.reply.then, self._robot.pose  # goals stay where they are
+        action, *more = (
+            each if each.goal is None else replace(each, goal=seen_from(here, moved(self._decided_at, each.goal)))
+            for each in then
+        )
+        self._begin_step(replace(last, reply=ParsedReply("", action, tuple(more))), moment)
+        return True
+
+    def _compare(self, answer: DecodeAnswer, moment: Moment) -> None:
+        """A reply about the rest before the action under way: go on by it if it begins with that action, else rest."""
+        request, step = self._pending.request, self.steps[-1]
+        assert request is not None
+        self._pending.withdraw()
+        age, limit = moment.stamp - answer.observed_at, self._settings.max_observation_age_s
+        try:
+            reply = check_reply(answer, request, age, limit, self._grammar)
+        except ReplyRefused as refused:
+            if refused.outcome is RunOutcome.UNPARSABLE_REPLY:
+                self.end(refused.outcome, str(refused))
+            return
+        located = self._located(reply, answer.observed_at) if answer.verified else None
+        if located is None:
+            return
+        if located.action.meaning != step.reply.action.meaning:
+            self._observe_anew()
+            return
+        self.steps[-1] = replace(
+            step,
+            reply=replace(step.reply, then=located.then),
+            observation_age=age,
+            observed_at=answer.observed_at,
+            details=answer.details,
+        )
+
+    def _located(self, reply: ParsedReply, observed_at: float) -> ParsedReply | None:
+        """The reply with the goals of its points; None where one is not known, which ends the run."""
+        try:
+            first, *then = (self._with_goal(action, observed_at) for action in (reply.action, *reply.then))
+        except PointUnknown as error:
+            self.end(RunOutcome.UNPARSABLE_REPLY, f"The robot stays where it is: {error}")
+            return None
+        return replace(reply, action=first, then=tuple(then))
+
+    def _with_goal(self, action: Action, observed_at: float) -> Action:
+        if action.point is None:
+            return action
+        if self._locate is None:
+            raise PointUnknown("nothing here knows where a point of the picture is.")
+        return replace(action, goal=self._locate(action.point, action.grammar.picture, observed_at))
 
     # -- without the link -----------------------------------------------------------------------
 

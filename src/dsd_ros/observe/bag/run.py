@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.run.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
+from dsd_ros.navigation.run.actions import (
+    ANY,
+    SHIPPED,
+    Grammar,
+    GrammarError,
+    action_in,
+    action_of,
+    format_action,
+    read_grammar,
+)
 from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
@@ -260,7 +270,9 @@ class _Reading:
     def finish(self) -> None:
         if self._held:
             self._run.stops[-1].ended = self._run.ended
-        executed = {stamp_of(a.observation_stamp): a for a in self._run.actions}
+        executed: dict[int, list[Any]] = {}
+        for announced in self._run.actions:
+            executed.setdefault(stamp_of(announced.observation_stamp), []).append(announced)
         for number, (message, at) in enumerate(self._stats, 1):
             stamp = stamp_of(message.observation_stamp)
             stats = plain(message)
@@ -272,7 +284,7 @@ class _Reading:
             while rounds and len(mine) < stats["rounds"]:  # an abandoned reply may come first
                 mine = rounds.pop(0)
             traffic = self._traffic.before(at)
-            action = executed.get(stamp)
+            actions = executed.get(stamp, [])
             self._run.steps.append(
                 RecordedStep(
                     number=number,
@@ -284,12 +296,17 @@ class _Reading:
                     tokens=traffic.tokens(int(stats["tokens"])) if traffic is not None else None,
                     stats=stats,
                     rounds=[mine[key] for key in sorted(mine)],
-                    executed=executed_phrase(action, self._run.grammar) if action is not None else "",
-                    verified=bool(action.verified) if action is not None else True,
+                    executed=executed_phrases(actions, self._run.grammar),
+                    verified=bool(actions[-1].verified) if actions else True,
                     grammar=self._run.grammar,
                     seen=traffic,
                 )
             )
+
+
+def executed_phrases(messages: Sequence[Any], grammar: Grammar | None = None) -> str:
+    """The actions of NavActions about one picture, as the run's grammar writes them in a reply."""
+    return (grammar or SHIPPED).between.join(executed_phrase(message, grammar) for message in messages)
 
 
 def executed_phrase(message: Any, grammar: Grammar | None = None) -> str:

@@ -441,7 +441,8 @@ class NavigationRun:
             each if each.goal is None else replace(each, goal=seen_from(here, moved(self._decided_at, each.goal)))
             for each in then
         )
-        self._begin_step(replace(last, reply=ParsedReply("", action, tuple(more))), moment)
+        reply, age = ParsedReply("", action, tuple(more)), moment.stamp - last.observed_at
+        self._begin_step(replace(last, reply=reply, observation_age=age), moment)
         return True
 
     def _compare(self, answer: DecodeAnswer, moment: Moment) -> None:

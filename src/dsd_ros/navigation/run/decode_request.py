@@ -29,7 +29,7 @@ class PendingRequest:
     def __init__(self) -> None:
         self.request: DecodeRequest | None = None
         self._count = 0
-        self.asked_at = 0.0  # steady
+        self._asked_at = 0.0
         self._due: float | None = None  # when to hand the request out; None: already done
         self._silent_since: float | None = None
         self._restarted = False  # the node that received the request first is gone
@@ -45,7 +45,7 @@ class PendingRequest:
         """Replace any earlier request by a new one."""
         self._count += 1
         self.request = DecodeRequest(self._count, not_before, timeout, allow_unverified, history)
-        self.asked_at = self._due = moment.steady
+        self._asked_at = self._due = moment.steady
         self._restarted = False
 
     def renew(self, moment: Moment) -> None:
@@ -63,14 +63,18 @@ class PendingRequest:
         return self.request is not None and self.request.number == number
 
     def overdue(self, now: float) -> bool:
-        return self.request is not None and now - self.asked_at > self.request.timeout
+        return self.request is not None and now - self._asked_at > self.request.timeout
+
+    def asked_by(self, now: float) -> bool:
+        """Whether there is a request that was asked at ``now`` or before."""
+        return self.request is not None and self._asked_at <= now
 
     def take(self, now: float) -> DecodeRequest | None:
         """The request if it should be sent now, with the time it has left."""
         if self.request is None or self._due is None or now < self._due:
             return None
         self._due = None
-        left = self.request.timeout - (now - self.asked_at)
+        left = self.request.timeout - (now - self._asked_at)
         useless = self._restarted and left < _LEAST_S
         return None if useless else replace(self.request, timeout=left)
 

@@ -418,9 +418,7 @@ class NavigationRun:
     @property
     def _overtaken(self) -> bool:
         """Whether the request in force is about a picture from before the action under way: between two of a reply."""
-        pending = self._pending
-        asked = pending.request is not None and self.phase is Phase.EXECUTING
-        return asked and pending.asked_at <= self._decided_time
+        return self.phase is Phase.EXECUTING and self._pending.asked_by(self._decided_time)
 
     def _goes_on(self, moment: Moment) -> bool:
         """Begin the next action of the reply, if it has one and no newer reply has come; the robot stands.

@@ -12,7 +12,7 @@ from run_bench import SETTINGS, Bench, DelegatedBench
 
 from dsd_ros.navigation.run.actions import PRESETS, Action, ActionKind
 from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run.points import PointSettings, PointUnknown, locate, moved, seen_from
+from dsd_ros.navigation.run.points import PointSettings, PointUnknown, locate, moved, goal_from
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.navigation.safety.causes import Motion, SafetyLimits
@@ -76,7 +76,7 @@ def test_a_point_whose_place_is_not_known_is_refused_by_a_sentence():
 @given(st.floats(-2, 2), st.floats(-3, 3), st.floats(0.1, 3), st.floats(-3, 3))
 def test_a_goal_is_seen_from_where_the_robot_is(x, yaw, distance, angle):
     pose = Pose(x, -x, yaw)
-    assert seen_from(pose, moved(pose, (distance, angle))) == pytest.approx((distance, angle), abs=1e-6)
+    assert goal_from(pose, moved(pose, (distance, angle))) == pytest.approx((distance, angle), abs=1e-6)
 
 
 def with_goal(bench: Bench, goal: tuple[float, float] | str, executor=None) -> Bench:

@@ -82,7 +82,7 @@ def moved(pose: Pose, goal: tuple[float, float]) -> Pose:
     return Pose(pose.x + distance * math.cos(heading), pose.y + distance * math.sin(heading), heading)
 
 
-def seen_from(pose: Pose, place: Pose) -> tuple[float, float]:
+def goal_from(pose: Pose, place: Pose) -> tuple[float, float]:
     """Metres and radians to the left of a place, for a robot at ``pose``."""
     ahead, aside = place.x - pose.x, place.y - pose.y
     return math.hypot(ahead, aside), math.remainder(math.atan2(aside, ahead) - pose.yaw, math.tau)

@@ -26,7 +26,7 @@ from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionS
 from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
 from dsd_ros.navigation.run.executor import GoalExecutor
 from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
-from dsd_ros.navigation.run.points import Locate, PointUnknown, moved, seen_from
+from dsd_ros.navigation.run.points import Locate, PointUnknown, moved, goal_from
 from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,
@@ -436,7 +436,7 @@ class NavigationRun:
             self._pending.withdraw()
         then, here = last.reply.then, self._robot.pose  # goals stay where they are
         action, *more = (
-            each if each.goal is None else replace(each, goal=seen_from(here, moved(self._decided_at, each.goal)))
+            each if each.goal is None else replace(each, goal=goal_from(here, moved(self._decided_at, each.goal)))
             for each in then
         )
         reply, age = ParsedReply("", action, tuple(more)), moment.stamp - last.observed_at

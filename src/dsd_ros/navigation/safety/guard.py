@@ -7,7 +7,7 @@ import math
 
 from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run.controller import Pose
-from dsd_ros.navigation.run.points import moved, seen_from
+from dsd_ros.navigation.run.points import moved, goal_from
 from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
@@ -234,7 +234,7 @@ class ActionGuard:
             return "backwards"
         if self._pose is None or self._start is None:
             return ""
-        distance, _ = seen_from(self._pose, moved(self._start, (action.metres, action.radians)))
+        distance, _ = goal_from(self._pose, moved(self._start, (action.metres, action.radians)))
         if distance > action.metres + _DISTANCE_MARGIN:
             return f"the robot is {distance:.2f} m from its goal, further than before"
         return ""

@@ -482,7 +482,7 @@ class NavigationRun:
         if nowhere:
             self.end(RunOutcome.OSCILLATING, f"The robot gets nowhere: {nowhere}.")
             return
-        self._pending.withdraw()
+        self._withdraw()
         self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
         announcer = self._announcer
         announcer.announce(action, reply.reasoning, answer.verified, self._now, robot.stood)

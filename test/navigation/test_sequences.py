@@ -19,8 +19,8 @@ ARROWS = PRESETS["streamvln"]
 FORWARD, LEFT = ActionKind.FORWARD, ActionKind.TURN_LEFT
 
 
-def bench(**settings) -> Bench:
-    return Bench(RunSettings(**settings), grammar=ARROWS)
+def bench(look_ahead: bool = False, **settings) -> Bench:
+    return Bench(RunSettings(look_ahead=look_ahead, **settings), grammar=ARROWS)
 
 
 def kinds(made: Bench) -> list[ActionKind]:
@@ -76,6 +76,25 @@ def test_a_newer_reply_that_says_otherwise_drops_the_rest_and_the_robot_looks_ag
     made.until(lambda: made.run.phase is Phase.DECODING)
     assert kinds(made) == [FORWARD, FORWARD] and len(made.asked) == asked + 1
     assert 0.25 < made.pose.x < 0.45
+
+
+@pytest.mark.parametrize(("newer", "then"), [("←STOP", [LEFT, ActionKind.STOP]), ("↑↑STOP", [FORWARD] * 3)])
+def test_what_is_said_of_a_picture_taken_in_motion_replaces_the_rest_of_the_reply(newer, then):
+    made = bench(look_ahead=True)
+    made.answer("↑→→→")
+    made.until(lambda: made.pending)
+    assert made.asked[-1].ahead
+    made.run.on_answer(made.asked[-1].number, DecodeAnswer(newer, made.moment.stamp, True, "newer"), made.moment)
+    made.until(lambda: len(made.announcements) == 3)
+    assert kinds(made) == [FORWARD, *then][:3]
+    assert abs(math.degrees(made.pose.yaw)) < 20.0
+
+
+def test_without_a_reply_in_motion_the_sequence_goes_on():
+    made = bench(look_ahead=True)
+    made.answer("↑→↑")
+    made.until(lambda: made.run.phase is Phase.DECODING)
+    assert kinds(made) == [FORWARD, ActionKind.TURN_RIGHT, FORWARD]
 
 
 def test_an_unverified_newer_reply_changes_nothing_and_one_outside_the_grammar_ends_the_run():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 import json
 from collections import Counter
@@ -54,6 +55,8 @@ class RecordedStep:
     verified: bool = True
     grammar: Grammar | None = None  # None: the shipped models'
     seen: Traffic | None = None  # its messages, with the picture as the verifier received it
+    taken_at: tuple[float, float, float] | None = None  # x, y (m), yaw (rad) of the robot at the picture; None: unknown
+    begun_at: tuple[float, float, float] | None = None  # likewise where its action began; None: none was announced
 
     @property
     def action(self) -> str:
@@ -185,6 +188,8 @@ class _Reading:
         self._stats: list[tuple[Any, int]] = []
         self._state, self._held = RunState(run.bag.namespace), False
         self._last_pose = -(2**63)
+        self._stamps: list[int] = []  # of the odometry, ns, with the poses of the same places in _poses
+        self._poses: list[tuple[float, float, float]] = []
         self.handlers: dict[str, Any] = {
             "dsd/observation": lambda m, r: self._traffic.observation(m, r.at),
             "dsd/verified_tokens": lambda m, r: self._traffic.verified(m),
@@ -249,13 +254,20 @@ class _Reading:
         self._run.markers = list(message.markers)
 
     def _odometry(self, message: Any, record: Record) -> None:
-        if record.at - self._last_pose < _PATH_S * 1e9:
-            return
-        self._last_pose = record.at
         place, q = message.pose.pose.position, message.pose.pose.orientation
         with suppress(OdometryError):
             at = checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
-            self._run.path.append((record.at, at.x, at.y, at.yaw))
+            self._stamps.append(stamp_of(message.header.stamp))
+            self._poses.append((at.x, at.y, at.yaw))
+            if record.at - self._last_pose >= _PATH_S * 1e9:
+                self._last_pose = record.at
+                self._run.path.append((record.at, at.x, at.y, at.yaw))
+
+    def _pose_at(self, stamp: int) -> tuple[float, float, float] | None:
+        """The first pose at or after a stamp (ns), within _PATH_S."""
+        place = bisect.bisect_left(self._stamps, stamp)
+        known = place < len(self._stamps) and self._stamps[place] - stamp <= _PATH_S * 1e9
+        return self._poses[place] if known else None
 
     def check_release(self) -> None:
         """Raise BagError for a bag of a release with another protocol."""
@@ -300,6 +312,8 @@ class _Reading:
                     verified=bool(actions[-1].verified) if actions else True,
                     grammar=self._run.grammar,
                     seen=traffic,
+                    taken_at=self._pose_at(stamp),
+                    begun_at=self._pose_at(stamp_of(actions[0].header.stamp)) if actions else None,
                 )
             )
 

@@ -12,7 +12,7 @@ from run_bench import SETTINGS, Bench, DelegatedBench
 
 from dsd_ros.navigation.run.actions import PRESETS, Action, ActionKind
 from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run.points import PointSettings, PointUnknown, locate, moved, goal_from
+from dsd_ros.navigation.run.points import PointSettings, PointUnknown, goal_from, locate, moved
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.navigation.safety.causes import Motion, SafetyLimits

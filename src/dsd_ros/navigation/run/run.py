@@ -26,7 +26,7 @@ from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionS
 from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
 from dsd_ros.navigation.run.executor import GoalExecutor
 from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
-from dsd_ros.navigation.run.points import Locate, PointUnknown, moved, goal_from
+from dsd_ros.navigation.run.points import Locate, PointUnknown, goal_from, moved
 from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,

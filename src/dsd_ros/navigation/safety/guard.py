@@ -7,7 +7,7 @@ import math
 
 from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run.controller import Pose
-from dsd_ros.navigation.run.points import moved, goal_from
+from dsd_ros.navigation.run.points import goal_from, moved
 from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding

@@ -12,7 +12,7 @@ from run_bench import SETTINGS, Bench, DelegatedBench
 
 from dsd_ros.navigation.run.actions import PRESETS, Action, ActionKind
 from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run.points import PointSettings, PointUnknown, goal_from, locate, moved
+from dsd_ros.navigation.run.points import STANDOFF_M, PointSettings, PointUnknown, goal_from, locate, moved
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.navigation.safety.causes import Motion, SafetyLimits
@@ -57,7 +57,10 @@ def test_depth_comes_before_the_floor_and_the_floor_where_it_is_unknown():
     at = slice(int(row / 4) - 1, int(row / 4) + 2), slice(int(column / 4) - 1, int(column / 4) + 2)
     depths[at] = depth
     found = locate(point, PICTURE, CAMERA, MOUNTED, depths)
-    assert found == pytest.approx((math.hypot(2.0, 0.2), math.atan2(0.2, 2.0)), abs=0.02)
+    # It is on a thing, before which the robot stops.
+    assert found == pytest.approx((math.hypot(2.0, 0.2) - STANDOFF_M, math.atan2(0.2, 2.0)), abs=0.02)
+    with pytest.raises(PointUnknown, match=r"on something 0\.5 m away, before which the robot stands\.$"):
+        locate((320, 10), PICTURE, CAMERA, MOUNTED, np.full((120, 160), 0.2, np.float32))
     column, row, _ = pixel(1.5, -0.2)
     point = (round(column), round(row))
     assert locate(point, PICTURE, CAMERA, MOUNTED, depths) == locate(point, PICTURE, CAMERA, MOUNTED)

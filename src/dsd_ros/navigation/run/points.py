@@ -14,6 +14,8 @@ from dsd_ros.navigation.run.controller import Pose
 from dsd_ros.navigation.safety.depth import Intrinsics
 from dsd_ros.options import option
 
+STANDOFF_M = 0.6  # from the robot's middle to a thing that a point is on
+_FLOOR_M, _SLOPE = 0.06, math.tan(math.radians(3.0))  # what is lower is the floor; a walking body pitches
 REACH_M = 5.0  # no goal is further away; the supervisor's limit.action_distance is nearer
 _AROUND = 1  # pixels on each side of a point whose depths are looked at
 # A point, the size of the picture it counts in, and the picture's stamp -> metres and radians to the left, from where
@@ -40,7 +42,7 @@ class PointSettings:
 def locate(
     point: Point, picture: Point, camera: Intrinsics, mounted: PointSettings, depths: np.ndarray | None = None
 ) -> tuple[float, float]:
-    """Metres and radians to the left, from the robot's middle to a point.
+    """Metres and radians to the left, from the robot's middle to a point on the floor, or to before a thing.
 
     :param picture: width and height of the picture that the point counts in; it shows what the camera does.
     :param depths: float32 (height, width) of the same view, m along the optical axis; 0, NaN and inf: unknown.
@@ -53,8 +55,12 @@ def locate(
     below = (down * camera.height - 0.5 - camera.cy) / camera.fy
     c, s = math.cos(mounted.camera_pitch), math.sin(mounted.camera_pitch)
     depth = _depth_at(right, down, depths)
-    if depth is None:
-        sinks = s + c * below  # m below the camera per m of depth
+    sinks = s + c * below  # m below the camera per m of depth
+    stops = 0.0
+    if depth is not None:
+        if mounted.camera_height - depth * sinks > _FLOOR_M + _SLOPE * depth:
+            stops = STANDOFF_M
+    else:
         if sinks <= 0.0:
             raise PointUnknown(f"the point {point} is above the horizon, and its depth is not known.")
         depth = mounted.camera_height / sinks
@@ -62,7 +68,9 @@ def locate(
     distance = math.hypot(ahead, left)
     if distance > REACH_M:
         raise PointUnknown(f"the point {point} is {distance:.1f} m away, and at most {REACH_M:.0f} m are possible.")
-    return distance, math.atan2(left, ahead)
+    if distance <= stops:
+        raise PointUnknown(f"the point {point} is on something {distance:.1f} m away, before which the robot stands.")
+    return distance - stops, math.atan2(left, ahead)
 
 
 def _depth_at(right: float, down: float, depths: np.ndarray | None) -> float | None:

@@ -184,6 +184,10 @@ def test_the_guard_ends_a_sequence_with_a_refusal_an_operator_or_a_long_pause():
     made = Guarded()
     assert made.announce("↑", made.now + 1000.0, after=0.1)
     assert not made.announce("↑", made.now + 1000.0, after=0.1, verified=False)
+    made = Guarded()
+    made.guard.adopt(SafetyLimits(), "draft_only")
+    picture = made.now + 1000.0
+    assert made.announce("↑", picture, after=0.1, verified=False) and not made.announce("↑", picture, after=0.1)
 
 
 def test_a_grammar_of_one_action_a_reply_has_no_second_one_about_a_picture():

@@ -27,6 +27,8 @@ from std_srvs.srv import Trigger
 from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run.run import RunOutcome
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD
+from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds, to_duration
 
@@ -73,7 +75,11 @@ def test_carries_out_what_is_decoded_and_reports(rig):
 
 
 def test_several_actions_a_reply_and_a_point_in_the_picture(rig):
-    nav = NavigationRig(rig, grammar="internvla-n1", point__depth=True, limit__action_distance=1.5)
+    height, pitch = World.from_seed(0).camera  # the simulator's own
+    nav = NavigationRig(
+        rig, grammar="internvla-n1", point__depth=True, point__camera_height=height, point__camera_pitch=pitch,
+        point__camera_ahead=CAMERA_AHEAD, limit__action_distance=1.5,
+    )  # fmt: skip
     # The second answer is about the rest between the two actions of the first.
     status, result = nav.run("→↑", "↑", "320 440", "STOP")
     assert (status, result.outcome, result.steps) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED, 4)

@@ -73,9 +73,12 @@ class ReplyForm:
 
     @property
     def text(self) -> str:
-        """The form as it travels; what it says about several actions only where there may be several."""
+        """The form as it travels: in three words where it has neither numbers nor several actions, as it always was.
+
+        A verifier that knows no others refuses it then, and does not take a range for words.
+        """
         fields = asdict(self)
-        if self.most == 1:
+        if self.most == 1 and "{" not in "".join(self.actions):
             del fields["before"], fields["most"]
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 

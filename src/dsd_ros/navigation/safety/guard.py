@@ -77,6 +77,7 @@ class ActionGuard:
         if isinstance(action, str):
             self._refuse(Cause.UNPARSABLE_ACTION, action)
         elif retracing:
+            self._of_picture = 0
             self._take(action, False, now)
         elif verified and self._follows(action, observed, now):
             self._of_picture += 1
@@ -88,7 +89,7 @@ class ActionGuard:
         elif observed <= self._observed:
             self._refuse(Cause.STALE_REPLY, "The action is about a picture that was acted upon before.")
         else:
-            self._observed, self._of_picture = observed, 1
+            self._observed, self._of_picture = observed, int(verified)  # after an unverified one none follows
             self._unverified_in_a_row = 0 if verified else self._unverified_in_a_row + 1
             self._take(action, verified, now)
 

@@ -64,7 +64,9 @@ class Drive:
         required = Requirements("none", imu=False, obstacle="none", heartbeats="", link="")
         limits = SafetyLimits(action_distance=3.0, action_angle=math.pi / 2)
         self.supervisor = Supervisor(limits=limits, required=required)
-        self.run = NavigationRun(RunSettings(look_ahead=False), MotionSettings(), self.moment, None, grammar, self._locate)
+        self.run = NavigationRun(
+            RunSettings(look_ahead=False), MotionSettings(), self.moment, None, grammar, self._locate
+        )
         self.causes: set[Cause] = set()
         self.announced: list[str] = []
         self.start = simulator.pose

@@ -15,7 +15,7 @@ from reciting_model import ENGLISH, byte_level, metaspace
 from tokenizers import Tokenizer, models
 from worded_table import FORM, WORDS, worded_tokenizer
 
-from dsd_ros.decoding.constraint import BARRED, Constrainer, ReplyForm, Rule, State, apply_rule, token_bytes
+from dsd_ros.decoding.constraint import BARRED, Automaton, Constrainer, ReplyForm, Rule, State, apply_rule, token_bytes
 from dsd_ros.navigation.run.actions import Grammar, parse_reply, read_grammar
 from dsd_ros.paths import models_directory
 
@@ -31,17 +31,30 @@ GRAMMARS = {
         },
         "words",
     ),
+    "arrows": read_grammar("internvla-n1"),
+    "numbers": Grammar.of(
+        {
+            "marks": ["Action:"],
+            "forward": {"phrases": ["forward {} cm"], "amounts": "20..300"},
+            "turn_left": {"phrases": ["left {}"], "amounts": "5..90"},
+            "go_to": {"phrases": ["go to ({x}, {y})"], "picture": [640, 480]},
+            "stop": {"phrases": ["stop"]},
+            "most": 3,
+            "between": ", ",
+        },
+        "numbers",
+    ),
 }
 TOKENIZERS = {
     "shipped": Tokenizer.from_file(str(models_directory() / "draft" / "tokenizer.json")),
     "bytes": byte_level("", 258),
     "merges": byte_level(ENGLISH, 400),
     "metaspace": metaspace(
-        ENGLISH + " größer Jetzt: The next action is I think I should move forward 0123456789 cm !.E"
+        ENGLISH + " größer Jetzt: The next action is I think I should move forward 0123456789 cm !.E ↑←→↓STOP (),"
     ),
 }
 CONSTRAINERS = {name: Constrainer(tokenizer) for name, tokenizer in TOKENIZERS.items()}
-LIMIT = 72
+LIMIT = 96
 
 
 def end_of(tokenizer: Tokenizer) -> int:
@@ -50,7 +63,7 @@ def end_of(tokenizer: Tokenizer) -> int:
 
 
 def constraint_of(kind: str, grammar: str, limit: int = LIMIT):
-    form = ReplyForm(*GRAMMARS[grammar].written, limit)
+    form = ReplyForm(**GRAMMARS[grammar].written, limit=limit)
     return CONSTRAINERS[kind].of(form, frozenset([end_of(TOKENIZERS[kind])]))
 
 
@@ -60,11 +73,13 @@ def squeezed(text: str) -> str:
 
 def test_a_form_travels_as_text():
     for grammar in GRAMMARS.values():
-        form = ReplyForm(*grammar.written, 96)
+        form = ReplyForm(**grammar.written, limit=96)
         assert ReplyForm.parse(form.text) == form
-    assert " turn left 15 degree" in ReplyForm(*GRAMMARS["navila"].written, 96).actions
+        plain = form.most == 1 and not any("{" in text for text in form.actions)
+        assert len(json.loads(form.text)) == (3 if plain else 5)  # what says more is not taken for words
+    assert " turn left 15 degree" in ReplyForm(**GRAMMARS["navila"].written, limit=96).actions
     assert all(parse_reply(f"{mark}{text}", grammar) for grammar in GRAMMARS.values()
-               for marks, texts in [grammar.written] for mark in marks for text in texts)  # fmt: skip
+               for mark in grammar.marks or [""] for text in grammar.written["actions"] if "{" not in text)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -75,6 +90,11 @@ def test_a_form_travels_as_text():
         ('{"marks": ["a:"], "actions": [" go"], "limit": 9, "more": 1}', "must hold marks"),
         ('{"marks": "a:", "actions": [" go"], "limit": 9}', "must be texts"),
         ('{"marks": [], "actions": [" go"], "limit": 9}', "printable words"),
+        ('{"marks": ["a:"], "actions": ["go"], "limit": 9}', "a space between"),
+        ('{"marks": [], "actions": ["go"], "limit": 9, "before": ["go"], "most": 5}', "1 to 4 actions"),
+        ('{"marks": [], "actions": ["go"], "limit": 9, "most": 2}', "1 to 4 actions"),
+        ('{"marks": [], "actions": ["go"], "limit": 9, "before": "go", "most": 2}', "must be texts"),
+        ("[1]", "cannot be used"),
         ('{"marks": ["A:"], "actions": [" ga:"], "limit": 9}', "'A:' is part of another"),
         ('{"marks": ["a:"], "actions": [" go  on"], "limit": 9}', "printable words"),
         ('{"marks": ["a:", "ba:"], "actions": [" go"], "limit": 9}', "'a:' is part of another"),
@@ -92,6 +112,53 @@ def test_forms_that_are_refused(text, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         ReplyForm.parse(text)
     assert "\n" not in str(error.value)
+
+
+@profile(max_examples=200, deadline=None)
+@given(st.integers(0, 9999), st.integers(0, 9999), st.integers(0, 99999))
+def test_a_range_holds_its_numbers_and_no_others(one, other, number):
+    low, high = min(one, other), max(one, other)
+    automaton = Automaton(ReplyForm((), (f"go {{{low}..{high}}} cm",), 9))
+    for text in (f"go {number} cm", f"go {low} cm", f"go {high} cm", f"go 0{low} cm", f"go {number}"):
+        node = automaton.walk(text.encode())
+        said = re.fullmatch(r"go (0|[1-9][0-9]*) cm", text)
+        assert (node in automaton.ends) == bool(said and low <= int(said[1]) <= high), text
+    assert len(automaton.next) < 40  # whatever the range
+
+
+def test_what_the_automaton_writes_is_what_the_grammar_reads():
+    """Every text of up to two actions of a small grammar, and none besides."""
+    grammar = Grammar.of(
+        {
+            "forward": {"phrases": ["f{}"], "amounts": "9..11"},
+            "turn_left": {"phrases": ["l{}"], "amounts": {"": 15}},
+            "go_to": {"phrases": ["{y}x{x}"], "picture": [2, 3]},
+            "stop": {"phrases": ["s"]},
+            "most": 2,
+            "between": "+",
+            "end": "!",
+        },
+        "small",
+    )
+    automaton, written, waiting = Automaton(ReplyForm(**grammar.written, limit=9)), set(), [(0, b"")]
+    while waiting:
+        node, text = waiting.pop()
+        if node in automaton.ends:
+            written.add(text.decode())
+        waiting += [(longer, text + bytes([byte])) for byte, longer in automaton.next[node].items()]
+    moves, points = ["f9", "f10", "f11", "l"], [f"{y}x{x}" for x in range(2) for y in range(3)]
+    lasts = [*moves, *points, "s"]
+    assert written == {f"{first}{last}{end}" for first in ("", *(f"{m}+" for m in moves)) for last in lasts
+                       for end in ("", "!")}  # fmt: skip
+    assert all(parse_reply(text, grammar) for text in written)
+
+
+def test_ways_to_write_actions_are_bounded():
+    actions = tuple("a" * length for length in range(1, 60))
+    with pytest.raises(ValueError, match="can be combined in too many ways; at most 65536 are possible"):
+        Automaton(ReplyForm((), actions, 9, tuple(f"{text}{end}" for text in actions for end in "ab"), 4))
+    with pytest.raises(ValueError, match=r"\{9\.\.8\} holds no numbers"):
+        Automaton(ReplyForm((), ("go {9..8}",), 9))
 
 
 def test_tokens_have_the_bytes_that_they_decode_to():
@@ -170,7 +237,7 @@ def test_no_other_token_could_have_come(kind, grammar, seed):
     """What the rules forbid in free text would end the reply, or write a mark that no action follows."""
     tokenizer, constraint = TOKENIZERS[kind], constraint_of(kind, grammar, 2 * LIMIT)
     chance, end = random.Random(seed), end_of(tokenizer)
-    marks, texts = [mark.lower() for mark in GRAMMARS[grammar].marks], GRAMMARS[grammar].written[1]
+    marks, texts = [mark.lower() for mark in GRAMMARS[grammar].marks], GRAMMARS[grammar].written["actions"]
     said = "".join(
         chance.choice(["", " ", "an", "The next", "Act", "The next act", "I think I ", "\n"]) for _ in range(3)
     )

@@ -28,7 +28,7 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 LENGTH = 44  # tokens of one byte each, of which an action takes up to 30
-DSD = ReplyForm(*read_grammar("dsd").written, LENGTH)
+DSD = ReplyForm(**read_grammar("dsd").written, limit=LENGTH)
 INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")
 NOISE = {"proof": "coupled", "temperature": 0.9}
 # Settings that have to give the constrained target's own tokens, greedy or with its noise.
@@ -138,7 +138,7 @@ def test_the_shipped_pair_says_what_it_says_anyway():
     """A model that follows its grammar loses nothing, and the constraint costs no round."""
     target, draft = (load_model(ModelSettings(str(models_directory() / role))) for role in ("target", "draft"))
     asked = [(np.full((112, 168, 3), 90 + seed, np.uint8), "find the silver bottle") for seed in range(3)]
-    form = ReplyForm(*read_grammar("dsd").written, 96)
+    form = ReplyForm(**read_grammar("dsd").written, limit=96)
     with VerifierEngine(target) as engine:
         free, held = (replies(LocalChannel(engine), draft, settings(max_tokens=96), asked, one) for one in (None, form))
     assert free == held

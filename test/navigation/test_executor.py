@@ -7,65 +7,12 @@ import math
 import random
 
 import pytest
-from run_bench import GO, STOP, TICK_S, Bench, report, say
+from run_bench import GO, STOP, DelegatedBench, report, say
 
-from dsd_ros.navigation.run.controller import AT_REST, MotionSettings, Velocity
 from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, Order
 from dsd_ros.navigation.run.records import Phase
-from dsd_ros.navigation.run.run import NavigationRun
-from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.settings import RunOutcome
 from dsd_ros.navigation.safety.causes import Cause
-
-
-class DelegatedBench(Bench):
-    """A bench whose actions a kinematic navigator carries out.
-
-    ``answers``, ``cancels``, ``ready``: it answers goals, obeys cancels, is there. ``share``: how much of each goal it
-    drives.
-    """
-
-    def __init__(self, **settings) -> None:
-        super().__init__()
-        self.executor = GoalExecutor()
-        settings = RunSettings(**{"max_steps": 5, "time_limit_s": 60.0} | settings)
-        self.run = NavigationRun(settings, MotionSettings(), self.moment, self.executor)
-        self.answers = self.cancels = self.ready = True
-        self.share, self.end = 1.0, (GoalEnd.SUCCEEDED, "")
-        self.goals: list = []  # as sent
-        self.left = None  # m or rad of the goal under way
-        self.alarms = 0
-
-    def tick(self, odometry=True):
-        assert super().tick(odometry) == AT_REST  # it never commands anything itself
-        executor = self.executor
-        self.alarms += executor.take_alarm()
-        order = executor.take_order(self.ready)
-        if order is Order.SEND:
-            assert self.left is None, "two goals at a time"
-            assert self.announcements and self.announcements[-1].action == executor.goal.action
-            self.goals.append(executor.goal)
-            if self.answers:
-                self.left = executor.goal.amount * self.share
-                executor.on_answer(executor.number, True)
-        elif order is Order.CANCEL and self.cancels:
-            self.left = None
-            executor.on_result(executor.number, GoalEnd.CANCELLED)
-        elif self.left is not None:
-            speed = math.copysign(min(self.goals[-1].speed, abs(self.left) / TICK_S), self.left)
-            self.left -= speed * TICK_S
-            self.drive(speed)
-            if abs(self.left) < 1e-9:
-                self.left = None
-                executor.on_result(executor.number, *self.end)
-        return AT_REST
-
-    def drive(self, speed):
-        ahead = Velocity(0.0, speed) if self.goals[-1].turning else Velocity(speed, 0.0)
-        self.command, self.blocked = ahead, False
-        Bench._move(self)
-
-    def _move(self):
-        self.velocity = AT_REST
 
 
 def test_every_action_becomes_one_goal_and_the_robot_gets_there():

@@ -36,11 +36,11 @@ class Chaos(RuleBasedStateMachine):
         fallback=st.sampled_from(FALLBACKS),
         check=st.sampled_from(["model", "service"]),
         lag=st.sampled_from([0.0, 0.6]),
+        look_ahead=st.booleans(),
     )
-    def begin(self, fallback, check, lag):
-        self.settings = replace(
-            SETTINGS, max_steps=12, fallback=fallback, arrival_check=check, max_observation_age_s=3.0
-        )
+    def begin(self, fallback, check, lag, look_ahead):
+        budgets = {"max_steps": 12, "max_observation_age_s": 3.0}
+        self.settings = replace(SETTINGS, **budgets, fallback=fallback, arrival_check=check, look_ahead=look_ahead)
         self.bench = Bench(self.settings, lag=lag)
         self.end: object = None
         self.pushed = False

@@ -27,6 +27,8 @@ from std_srvs.srv import Trigger
 from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run.run import RunOutcome
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD
+from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds, to_duration
 
@@ -74,6 +76,23 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     rig.until(lambda: time.monotonic() - nav.commands[-1][0] > 1.0, what="silence on cmd_vel")
     assert nav.commands[-1][0] - ended < 2.7
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
+
+
+def test_several_actions_a_reply_and_a_point_in_the_picture(rig):
+    height, pitch = World.from_seed(0).camera  # the simulator's own
+    nav = NavigationRig(
+        rig, grammar="internvla-n1", point__depth=True, point__camera_height=height, point__camera_pitch=pitch,
+        point__camera_ahead=CAMERA_AHEAD, limit__action_distance=1.5,
+    )  # fmt: skip
+    # The second answer is about the rest between the two actions of the first.
+    status, result = nav.run("→↑", "↑", "320 440", "STOP")
+    assert (status, result.outcome, result.steps) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED, 4)
+    rig.until(lambda: len(nav.actions) == 4)
+    assert [action.kind for action in nav.actions] == [3, 1, 4, 0]
+    there = nav.actions[2]
+    assert 0.5 < there.distance < 1.1 and abs(there.angle) < 0.05  # a place on the floor, close ahead
+    assert result.distance_travelled == pytest.approx(0.25 + there.distance, abs=0.1)
+    assert list(nav.requests[-1].history_actions) in (["→↑", "320 440"], ["→", "↑", "320 440"])
 
 
 def test_a_goal_waits_while_the_draft_starts(rig):

@@ -189,7 +189,7 @@ def test_the_decode_service(rig, tiny_pair, models):
 def test_replies_are_held_to_the_grammar_over_topics(rig, tiny_pair, models):
     target, _ = models
     settings = DecodeSettings(mode="dsd", max_tokens=44)
-    form = ReplyForm(*read_grammar("dsd").written, 44)
+    form = ReplyForm(**read_grammar("dsd").written, limit=44)
     nodes = DecodeRig(rig, tiny_pair, rig.host, decode__mode="dsd", decode__max_tokens=44, constrain="grammar")
     for seed in range(2):
         answer = nodes.camera.ask(picture(seed), INSTRUCTION)

@@ -60,13 +60,14 @@ class NavigationRig:
         def start(node: str, **given):
             return (rig.start if node == apart else rig.host)(node, remappings, **given)
 
+        limits = {name: parameters.pop(name) for name in [*parameters] if name.startswith("limit__")}  # supervisor's
         self.simulator = start("simulator_node")
         self.navigation = start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
         words = {"grammar": parameters["grammar"]} if "grammar" in parameters else {}
         self.supervisor = start(
             "supervisor_node", require__heartbeats="navigation_node", require__link="draft_node",
-            fallback=fallback, require__commands=commands, **words,
+            fallback=fallback, require__commands=commands, **words, **limits,
         )  # fmt: skip
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
         rig.until_linked("navigation_node", actions)

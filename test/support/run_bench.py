@@ -8,12 +8,13 @@ import random
 
 from dsd_ros.navigation.run.actions import Grammar
 from dsd_ros.navigation.run.controller import AT_REST, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.run.executor import GoalEnd, GoalExecutor, Order
 from dsd_ros.navigation.run.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunSettings
 from dsd_ros.navigation.safety.causes import Cause, SafetyReport
 
-SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
+SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0, look_ahead=False)
 GO = "I see it. Action: forward 25 cm"
 STOP = "I am there. Action: stop"
 TICK_S = 0.02
@@ -146,3 +147,54 @@ class Bench:
         """Tick until the run has ended; returns how."""
         self.until(lambda: self.run.ended, limit)
         return self.run.outcome
+
+
+class DelegatedBench(Bench):
+    """A bench whose actions a kinematic navigator carries out.
+
+    ``answers``, ``cancels``, ``ready``: it answers goals, obeys cancels, is there. ``share``: how much of each goal it
+    drives.
+    """
+
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.executor = GoalExecutor()
+        settings = RunSettings(**{"max_steps": 5, "time_limit_s": 60.0} | settings)
+        self.run = NavigationRun(settings, MotionSettings(), self.moment, self.executor)
+        self.answers = self.cancels = self.ready = True
+        self.share, self.end = 1.0, (GoalEnd.SUCCEEDED, "")
+        self.goals: list = []  # as sent
+        self.left = None  # m or rad of the goal under way
+        self.alarms = 0
+
+    def tick(self, odometry=True):
+        assert super().tick(odometry) == AT_REST  # it never commands anything itself
+        executor = self.executor
+        self.alarms += executor.take_alarm()
+        order = executor.take_order(self.ready)
+        if order is Order.SEND:
+            assert self.left is None, "two goals at a time"
+            assert self.announcements and self.announcements[-1].action == executor.goal.action
+            self.goals.append(executor.goal)
+            if self.answers:
+                self.left = executor.goal.amount * self.share
+                executor.on_answer(executor.number, True)
+        elif order is Order.CANCEL and self.cancels:
+            self.left = None
+            executor.on_result(executor.number, GoalEnd.CANCELLED)
+        elif self.left is not None:
+            speed = math.copysign(min(self.goals[-1].speed, abs(self.left) / TICK_S), self.left)
+            self.left -= speed * TICK_S
+            self.drive(speed)
+            if abs(self.left) < 1e-9:
+                self.left = None
+                executor.on_result(executor.number, *self.end)
+        return AT_REST
+
+    def drive(self, speed):
+        ahead = Velocity(0.0, speed) if self.goals[-1].turning else Velocity(speed, 0.0)
+        self.command, self.blocked = ahead, False
+        Bench._move(self)
+
+    def _move(self):
+        self.velocity = AT_REST

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsd_ros.cli.terminal import colours, console, token_legend, token_text
 from dsd_ros.decoding.modes import unit_of
-from dsd_ros.navigation.run.actions import action_of, format_action
+from dsd_ros.navigation.run.actions import ANY, action_of, format_action
 from dsd_ros.observe.view.figures import Figures, ReplyFigures, percent
 from dsd_ros.shown import LINES, counted, shown
 
@@ -122,7 +122,7 @@ class Story:
         """The robot acts (NavAction), after a reply with these figures (DecodeStats; empty: there was none)."""
         stamp = (action.observation_stamp.sec, action.observation_stamp.nanosec)
         text, rounds = self._replies.pop(stamp, ("", []))
-        head, figures = f"step {action.step:2}: {format_action(action_of(action)):22}", ""
+        head, figures = f"step {action.step:2}: {format_action(action_of(action, ANY)):22}", ""
         if stats.tokens:
             reply = ReplyFigures.of(stats)
             self._figures.add_reply(reply)

@@ -7,7 +7,8 @@ only tokens are possible that lead to a whole action, and then the end. The end 
 action, and where the reply's last tokens are needed to write one, it has to begin.
 
 The mask is applied to logits before ``transform``. What is verified is then the constrained target, whatever the draft
-was drawn from. Of a grammar only texts are needed, as they are written: marks and actions.
+was drawn from. Of a grammar only texts are needed, as they are written: marks and actions, with ``{20..300}`` for a
+whole number in a range. Both sides make the same :class:`Automaton` of them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from typing import Any, NamedTuple
 import torch
 
 MAX_FORM_CHARS = 16_384  # of a form as text
-_MAX_WRITTEN = 1 << 15  # characters of all marks with all actions
+_MAX_PLACES = 1 << 16  # in texts, of all nodes of an automaton
 _MAX_MARKS = 8
 _MAX_WORDS = 128  # characters of a mark or an action
+MAX_ACTIONS = 4  # of a reply
 _KEPT = 8  # constraints of one tokenizer
 _FOLD = bytes.maketrans(string.ascii_uppercase.encode() + b"\t\n\r\f\v", string.ascii_lowercase.encode() + b" " * 5)
 _SPACES = re.compile(b" +")
@@ -41,48 +43,189 @@ class ReplyForm:
     """What a constrained reply is: text, then one of ``marks`` and one of ``actions``, in ``limit`` tokens at most.
 
     An action begins with the space after its mark, and is written exactly so. A mark counts whatever the case of its
-    ASCII letters, and with any white space. ValueError, one sentence, for texts that cannot be told apart.
+    ASCII letters, and with any white space. Without marks there is no text before the action. ``{lo..hi}`` stands for
+    a whole number from lo to hi. Before the action up to ``most`` - 1 of ``before`` may come, which are actions with
+    what stands between two. ValueError, one sentence, for texts that cannot be told apart.
     """
 
     marks: tuple[str, ...]
     actions: tuple[str, ...]
     limit: int
+    before: tuple[str, ...] = ()
+    most: int = 1
 
     def __post_init__(self) -> None:
-        texts = [*self.marks, *(action[1:] for action in self.actions)]
+        lead, written = " " if self.marks else "", (*self.actions, *self.before)
+        texts = [*self.marks, *(text.removeprefix(lead) for text in self.actions)]
+        texts += [text.removeprefix(lead).removesuffix(" ") for text in self.before]  # a space may lead to the next
         plain = all(text and text.isprintable() and " ".join(text.split()) == text for text in texts)
-        if not (self.marks and self.actions and plain and all(action[0] == " " for action in self.actions)):
-            raise ValueError("marks and actions must be printable words, and an action begins with a space")
+        if not (self.actions and plain and all(text.startswith(lead) for text in written)):
+            raise ValueError("marks and actions must be printable words, with a space between a mark and an action")
         if len(self.marks) > _MAX_MARKS or any(len(text) > _MAX_WORDS for text in texts):
             raise ValueError(f"at most {_MAX_MARKS} marks are possible, and {_MAX_WORDS} characters in each text")
+        if not 1 <= self.most <= MAX_ACTIONS or (self.most > 1) != bool(self.before):
+            raise ValueError(f"a reply may have 1 to {MAX_ACTIONS} actions, and more than one where some come before")
         for mark in self.marks:
-            if any(_lower(mark) in _lower(other) for other in (*self.marks, *self.actions) if other is not mark):
+            if any(_lower(mark) in _lower(other) for other in (*self.marks, *written) if other is not mark):
                 raise ValueError(f"the mark {mark!r} is part of another mark or action; write marks that are not")
-        written = sum(len(mark) + len(action) for mark in self.marks for action in self.actions)
-        if len(self.text) > MAX_FORM_CHARS or written > _MAX_WRITTEN:
-            raise ValueError(
-                f"its actions take {len(self.text)} characters, {written} with each mark; at most {MAX_FORM_CHARS} and "
-                f"{_MAX_WRITTEN} are possible where replies are constrained"
-            )
+        if len(self.text) > MAX_FORM_CHARS:
+            raise ValueError(_too_long(f"take {len(self.text)} characters", MAX_FORM_CHARS))
 
     @property
     def text(self) -> str:
-        """The form as it travels."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+        """The form as it travels: in three words where it has neither numbers nor several actions, as it always was.
+
+        A verifier that knows no others refuses it then, and does not take a range for words.
+        """
+        fields = asdict(self)
+        if self.most == 1 and "{" not in "".join(self.actions):
+            del fields["before"], fields["most"]
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> ReplyForm:
         """The form that ``text`` describes; ValueError, one sentence, for any other text."""
         try:
             found = json.loads(text)
-            lists, limit = [found["marks"], found["actions"]], found["limit"]
-            if len(found) != 3 or type(limit) is not int or limit < 1:
-                raise ValueError("it must hold marks, actions and limit")
+            before, most = found.pop("before", []), found.pop("most", 1)
+            lists, limit = [found["marks"], found["actions"], before], found["limit"]
+            if len(found) != 3 or type(limit) is not int or limit < 1 or type(most) is not int:
+                raise ValueError("it must hold marks, actions and limit, and before and most for several actions")
             if not all(isinstance(each, list) and all(isinstance(word, str) for word in each) for each in lists):
                 raise ValueError("marks and actions must be texts")
-            return cls(tuple(lists[0]), tuple(lists[1]), limit)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return cls(tuple(lists[0]), tuple(lists[1]), limit, tuple(before), most)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"the form that replies are to have cannot be used: {error}") from error
+
+
+def _too_long(what: str, most: int) -> str:
+    return f"its actions {what}; at most {most} are possible where replies are constrained"
+
+
+class Place(NamedTuple):
+    """A place in one of a form's texts: before its ``at``-th part, a byte or a range of numbers.
+
+    ``left``: actions that may still be written, this one among them. ``digits``: within a number, how many digits are
+    still to come, and the least and the greatest number that they may make.
+    """
+
+    left: int
+    text: int
+    at: int = 0
+    digits: tuple[int, int, int] | None = None
+
+
+class Automaton:
+    """What may be written of a form's mark and actions, byte by byte: a deterministic automaton without loops.
+
+    ``next``: the node after each possible byte, for each node; the first node is 0. ``ends``: nodes at the end of an
+    action. ``texts``: a shortest text that leads to each node. Time and memory go with the places in the form's texts.
+    """
+
+    def __init__(self, form: ReplyForm) -> None:
+        marks = [f" {mark}" for mark in form.marks]
+        self._parts = [_parts(text) for text in (*marks, *form.actions, *form.before)]
+        self._actions = range(len(marks), len(marks) + len(form.actions))
+        self._begun: dict[int, frozenset[Place]] = {}  # the beginnings of an action, by how many may be written
+        self._places = 0
+        begun = [Place(form.most + 1, mark) for mark in range(len(marks))]
+        first = self._closed(begun) if begun else self._beginnings(form.most)
+        nodes, waiting = {first: 0}, [first]
+        self.next: list[dict[int, int]] = []
+        self.texts, self.ends = [b""], set[int]()
+        for node, places in enumerate(waiting):
+            if any(place.text in self._actions and place.at == len(self._parts[place.text]) for place in places):
+                self.ends.add(node)
+            self.next.append({})
+            for byte, after in self._after(places):
+                if after not in nodes:
+                    nodes[after] = len(nodes)
+                    waiting.append(after)
+                    self.texts.append(self.texts[node] + bytes([byte]))
+                self.next[node][byte] = nodes[after]
+
+    def walk(self, text: bytes, node: int = 0) -> int | None:
+        """The node after ``text``; None where that cannot be written."""
+        at: int | None = node
+        for byte in text:
+            at = None if at is None else self.next[at].get(byte)
+        return at
+
+    def _beginnings(self, left: int) -> frozenset[Place]:
+        """The beginnings of an action where ``left`` may be written."""
+        if left not in self._begun:
+            last = len(self._parts) if left > 1 else self._actions.stop
+            self._begun[left] = self._closed([Place(left, text) for text in range(self._actions.start, last)])
+        return self._begun[left]
+
+    def _after(self, places: frozenset[Place]) -> list[tuple[int, frozenset[Place]]]:
+        """Each possible byte, and the places after it."""
+        found: dict[int, list[Place]] = {}
+        for place in places:
+            parts = self._parts[place.text]
+            if place.digits is not None:
+                for byte, digits in _digits(*place.digits):
+                    found.setdefault(byte, []).append(place._replace(digits=digits))
+            elif place.at < len(parts):
+                part = parts[place.at]
+                assert isinstance(part, int)
+                found.setdefault(part, []).append(place._replace(at=place.at + 1))
+        return [(byte, self._closed(after)) for byte, after in sorted(found.items())]
+
+    def _closed(self, places: list[Place]) -> frozenset[Place]:
+        """The places before a byte or at an action's end that these lead to without one."""
+        found, waiting, then = set[Place](), list(places), set[int]()
+        while waiting:
+            place = waiting.pop()
+            parts = self._parts[place.text]
+            if place.digits is not None:
+                if place.digits[0]:
+                    found.add(place)
+                else:
+                    waiting.append(place._replace(at=place.at + 1, digits=None))
+            elif place.at == len(parts) and place.text not in self._actions:
+                then.add(place.left - 1)  # a mark, or an action that another follows
+            elif place.at < len(parts) and isinstance(span := parts[place.at], tuple):
+                waiting += [place._replace(digits=digits) for digits in _numbers(*span)]
+            else:
+                found.add(place)
+        if not found and len(then) == 1:
+            return self._beginnings(*then)
+        closed = frozenset(found).union(*map(self._beginnings, then))
+        self._places += len(closed)
+        if self._places > _MAX_PLACES:
+            raise ValueError(_too_long("can be combined in too many ways", _MAX_PLACES))
+        return closed
+
+
+_RANGE = re.compile(rb"\{(\d{1,4})\.\.(\d{1,4})\}")
+
+
+def _parts(text: str) -> list[int | tuple[int, int]]:
+    """The bytes of a text, and the ranges of its numbers. ValueError, one sentence, for a range without numbers."""
+    written, parts, at = text.encode(), list[int | tuple[int, int]](), 0
+    for found in _RANGE.finditer(written):
+        low, high = int(found[1]), int(found[2])
+        if low > high:
+            raise ValueError(f"{found[0].decode()} holds no numbers; write the smaller one first")
+        parts += [*written[at : found.start()], (low, high)]
+        at = found.end()
+    return [*parts, *written[at:]]
+
+
+def _numbers(low: int, high: int) -> list[tuple[int, int, int]]:
+    """The numbers from ``low`` to ``high``, by how many digits they have."""
+    lengths = range(len(str(low)), len(str(high)) + 1)
+    return [(n, max(low, 10 ** (n - 1) if n > 1 else 0), min(high, 10**n - 1)) for n in lengths]
+
+
+def _digits(count: int, low: int, high: int) -> list[tuple[int, tuple[int, int, int]]]:
+    """Each possible first of ``count`` digits that make a number from ``low`` to ``high``, and what the rest makes."""
+    unit = 10 ** (count - 1)
+    return [
+        (ord("0") + digit, (count - 1, max(0, low - digit * unit), min(unit - 1, high - digit * unit)))
+        for digit in range(low // unit, high // unit + 1)
+    ]
 
 
 class Rule(NamedTuple):
@@ -93,13 +236,14 @@ class Rule(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a reply stands. ``writing``: ``text`` is what it has of a mark, with a space before it, and an action.
+    """Where a reply stands. ``writing``: at ``node`` of the form's automaton.
 
     Else ``text`` is what it ends in, folded: a character, and the beginning of a mark if there is one.
     """
 
     writing: bool
-    text: bytes
+    text: bytes = b""
+    node: int = 0
 
 
 def folded(text: bytes) -> bytes:
@@ -186,38 +330,31 @@ class Constraint:
         self._texts, self._ends = texts, tuple(sorted(token for token in ends if token < len(texts.pieces)))
         self._marks = {_lower(mark): b" " + mark.encode() for mark in form.marks}
         self._starts = {mark[:length] for mark in self._marks for length in range(len(mark))}
-        self._longest = max(map(len, self._marks))
+        self._longest = max(map(len, self._marks), default=0)
         self._whole = [token for text, ids in texts.folded.items() if self._marked(text) for token in ids]
-        self._full = {mark + action.encode() for mark in self._marks.values() for action in form.actions}
-        self._longer: dict[bytes, list[bytes]] = {}  # each part of an action -> those with one more byte
-        for part in {text[:length] for text in self._full for length in range(1, len(text) + 1)}:
-            self._longer.setdefault(part[:-1], []).append(part)
-        steps = {b"": [longer for longer, _ in self._continued(b"")]}  # what one token makes of a part, shorter first
-        for text in sorted((text for parts in self._longer.values() for text in parts), key=len):
-            steps[text] = [longer for longer, _ in self._continued(text)]
-        fewest: dict[bytes, float] = {
-            b"": 0
-        }  # tokens that write a part, at least; without those that cannot be written
-        for text, longer in steps.items():
-            for part in longer if text in fewest else ():
-                fewest[part] = min(fewest.get(part, math.inf), fewest[text] + 1)
-        most = max((fewest.get(text, math.inf), text) for text in self._full)
+        self._written = Automaton(form)
+        self._first = State(False, b" ") if form.marks else State(True)
+        steps = [[longer for longer, _ in self._continued(node)] for node in range(len(self._written.next))]
+        fewest, order = {0: 0}, [0]  # tokens that lead to a node, at least; without those that none lead to
+        for node in order:
+            for longer in steps[node]:
+                if longer not in fewest:
+                    fewest[longer] = fewest[node] + 1
+                    order.append(longer)
+        most = max((fewest.get(node, math.inf), self._written.texts[node]) for node in self._written.ends)
+        longest = most[1].decode().strip()
         if most[0] == math.inf:
             raise ValueError(
-                f"the model's tokens cannot write {most[1].decode().strip()!r}; do not constrain its replies, or use "
+                f"the model's tokens cannot write {longest!r}; do not constrain its replies, or use "
                 "a grammar that its tokenizer can write"
             )
         self._reserve = int(most[0]) + 1  # tokens for the longest action, and the end
         if form.limit < self._reserve:
             raise ValueError(
-                f"a reply of {form.limit} tokens is too short for {most[1].decode().strip()!r}, which takes "
+                f"a reply of {form.limit} tokens is too short for {longest!r}, which takes "
                 f"{self._reserve}; raise max_tokens"
             )
-        self._needed: dict[bytes, int] = {}  # tokens that still complete an action, at least; without those that cannot
-        for text, longer in reversed(steps.items()):
-            needed = [1 + self._needed[part] for part in longer if part in self._needed]
-            if text in self._full or needed:
-                self._needed[text] = 0 if text in self._full else min(needed)
+        self._needed = self._tokens_to_an_end(steps)
         self._far = max(*self._needed.values(), self._reserve) + 2  # with more tokens left nothing is different
         # Only functions of their arguments are kept.
         self._step = lru_cache(1 << 16)(self._step_anew)
@@ -225,7 +362,7 @@ class Constraint:
 
     def state(self, tokens: Sequence[int]) -> State | None:
         """Where a reply stands after ``tokens``; None after its end, or where they are against the rules."""
-        state: State | None = State(False, b" ")
+        state: State | None = self._first
         for place, token in enumerate(tokens):
             state = self.after(state, token, place)
         return state
@@ -262,7 +399,7 @@ class Constraint:
         """Whether a reply, with or without an end token, ends in a whole action."""
         said = tokens[:-1] if tokens and tokens[-1] in self._ends else tokens
         state = self.state(said)
-        return state is not None and state.writing and state.text in self._full
+        return state is not None and state.writing and state.node in self._written.ends
 
     # ------------------------------------------------------------------------------------- functions of their arguments
 
@@ -271,15 +408,17 @@ class Constraint:
 
     def _at(self, state: State, left: int) -> State:
         """``state``, or the beginning of an action where the reply's last ``left`` tokens are needed for it."""
-        return state if state.writing or left > self._reserve else State(True, b"")
+        return state if state.writing or left > self._reserve else State(True)
 
     def _step_anew(self, state: State, token: int, left: int) -> State | None:
         piece = self._texts.piece(token)
         if token in self._ends or piece == BARRED:
             return None
-        writing, text = self._at(state, left)
+        writing, text, node = self._at(state, left)
         if writing:
-            text += piece
+            if not piece:
+                return None
+            at = self._written.walk(piece, node)
         else:
             text = folded(text + piece)
             found = self._marked(text)
@@ -289,16 +428,14 @@ class Constraint:
             rest = piece[len(piece) - (len(text) - start - len(mark)) :]
             if text[start - 1 : start] != b" " or folded(rest) != text[start + len(mark) :]:
                 return None  # a mark has to stand on its own
-            text = self._marks[mark] + rest
-        if not piece:
-            return None
-        return State(True, text) if self._needed.get(text, math.inf) < left else None
+            at = self._written.walk(self._marks[mark] + rest)
+        return State(True, node=at) if at is not None and self._needed.get(at, math.inf) < left else None
 
     def _rule_anew(self, state: State, left: int) -> Rule | None:
-        writing, text = self._at(state, left)
+        writing, text, node = self._at(state, left)
         if writing:
-            ids = [*self._ends] if text in self._full else []
-            for longer, found in self._continued(text):
+            ids = [*self._ends] if node in self._written.ends else []
+            for longer, found in self._continued(node):
                 if self._needed.get(longer, math.inf) < left:
                     ids += found
             return Rule(True, tuple(sorted(ids))) if ids else None
@@ -325,16 +462,31 @@ class Constraint:
                 return (b" " if text[-length - 1 : len(text) - length] == b" " else _OTHER) + start
         return _OTHER
 
-    def _continued(self, text: bytes) -> Iterator[tuple[bytes, list[int]]]:
-        """What one more token may make of a part of an action, and the tokens that do."""
-        waiting = [*self._longer.get(text, ())]
+    def _continued(self, node: int) -> Iterator[tuple[int, list[int]]]:
+        """The nodes that one more token may lead to, and the tokens that do."""
+        waiting = [(node, b"")]
         while waiting:
-            longer = waiting.pop()
-            piece = longer[len(text) :]
-            if ids := self._texts.ids(piece):
-                yield longer, ids
-            if self._texts.begins_one(piece):
-                waiting += self._longer.get(longer, ())
+            at, text = waiting.pop()
+            for byte, longer in self._written.next[at].items():
+                piece = text + bytes([byte])
+                if ids := self._texts.ids(piece):
+                    yield longer, ids
+                if self._texts.begins_one(piece):
+                    waiting.append((longer, piece))
+
+    def _tokens_to_an_end(self, steps: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Tokens that still complete an action after each node, at least; without the nodes after which none do."""
+        before: dict[int, list[int]] = {}
+        for node, after in enumerate(steps):
+            for longer in after:
+                before.setdefault(longer, []).append(node)
+        needed, order = dict.fromkeys(self._written.ends, 0), [*self._written.ends]
+        for node in order:
+            for earlier in before.get(node, ()):
+                if earlier not in needed:
+                    needed[earlier] = needed[node] + 1
+                    order.append(earlier)
+        return needed
 
 
 class Constrainer:

@@ -9,6 +9,7 @@ limit, and every run ends in a named outcome with the robot at rest. No model an
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -29,7 +30,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.msg import MemoryAnswer, NavAction, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation.run import goals
-from dsd_ros.navigation.run.actions import KINDS, format_action, read_grammar
+from dsd_ros.navigation.run.actions import KINDS, ActionKind, format_actions, read_grammar
 from dsd_ros.navigation.run.controller import Velocity
 from dsd_ros.navigation.run.decode_request import DECODE_NODE
 from dsd_ros.navigation.run.goals import ResolvedGoal
@@ -43,6 +44,7 @@ from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.nav2 import Nav2
+from dsd_ros.ros.points import PointFinder
 from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import (
@@ -108,6 +110,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
         self._memories = self.create_publisher(MemoryAnswer, "dsd/memory_answer", qos.LATCHED)
         self._grammar = read_grammar(settings.grammar)
+        points = any(phrase.kind is ActionKind.GO_TO for phrase in self._grammar.phrases)
+        self._points = PointFinder(self, lambda: self._settings.point) if points else None
         self._grammars = self.create_publisher(String, "dsd/grammar", qos.LATCHED)
         self._grammars.publish(String(data=json.dumps(self._grammar.data)))  # for bags
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
@@ -436,7 +440,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._instruction = resolved.instruction
             self._instructions.publish(String(data=self._instruction))
             executor = None if self._nav2 is None else self._nav2.executor
-            self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor, self._grammar)
+            locate = self._points.locate if self._points is not None else None
+            now, motion = moment_of(self), self._settings.motion
+            self._run = NavigationRun(settings, motion, now, executor, self._grammar, locate)
             self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True
@@ -543,14 +549,18 @@ def action_message(announced: Announcement, frame: str) -> NavAction:
 
 
 def decode_message(instruction: str, request: DecodeRequest) -> Decode.Request:
-    """The message of a run's request. A step's details are its answer, so stamps go out exactly as they came in."""
+    """The message of a run's request. A step's details are its answer, so stamps go out exactly as they came in.
+
+    Actions about one picture are one entry of the history.
+    """
+    past = [list(steps) for _, steps in itertools.groupby(request.history, key=lambda step: step.observed_at)]
     return Decode.Request(
         instruction=instruction,
         not_before=to_stamp(request.not_before),
         timeout=to_duration(max(0.1, request.timeout - _DECODE_MARGIN_S)),
         allow_unverified=request.allow_unverified,
-        history_stamps=[step.details.observation_stamp for step in request.history],
-        history_actions=[format_action(step.reply.action) for step in request.history],
+        history_stamps=[steps[0].details.observation_stamp for steps in past],
+        history_actions=[format_actions([step.reply.action for step in steps]) for steps in past],
     )
 
 

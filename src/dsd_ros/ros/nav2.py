@@ -48,7 +48,7 @@ class Nav2:
         self._node, self._forward, self._changed = node, settings.forward, changed
         self._clients = {
             name: ActionClient(node, self._kinds[name], name, callback_group=group)
-            for name in ("spin", settings.forward)
+            for name in dict.fromkeys(("spin", settings.forward, "navigate_to_pose"))
         }
         self._alarm = node.create_publisher(Bool, "emergency_stop", qos.STATE)
         self._handle: Any = None  # of the goal that Nav2 has accepted
@@ -62,7 +62,7 @@ class Nav2:
             self._alarm.publish(Bool(data=True))
         if executor.goal is None:
             return
-        number, client = executor.number, self._clients["spin" if executor.goal.turning else self._forward]
+        number, client = executor.number, self._clients[executor.goal.server(self._forward)]
         order = executor.take_order(client.server_is_ready())
         if order is Order.SEND:
             future = client.send_goal_async(self._message(executor.goal))
@@ -79,7 +79,7 @@ class Nav2:
 
     def _message(self, goal: MotionGoal) -> Any:
         allowed = Duration(sec=math.ceil(goal.time_allowance))
-        name = "spin" if goal.turning else self._forward
+        name = goal.server(self._forward)
         message = self._kinds[name].Goal()
         if name == "spin":
             message.target_yaw, message.time_allowance = goal.amount, allowed

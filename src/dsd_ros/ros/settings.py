@@ -30,6 +30,7 @@ from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.run.controller import MotionSettings
 from dsd_ros.navigation.run.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.run.goals import WHEN
+from dsd_ros.navigation.run.points import PointSettings
 from dsd_ros.navigation.run.settings import RunSettings
 from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
 from dsd_ros.options import check_options, option
@@ -175,7 +176,13 @@ class ReplyGrammar:
             return None
         from dsd_ros.decoding.constraint import ReplyForm
 
-        return ReplyForm(*read_grammar(self.grammar).written, max_tokens)
+        grammar = read_grammar(self.grammar)
+        if grammar.parser:
+            raise ValueError(
+                f"The grammar {grammar.name} has the parser '{grammar.parser}' read other words than its own, to which "
+                "no reply can be held: set constrain to none."
+            )
+        return ReplyForm(**grammar.written, limit=max_tokens)
 
 
 @dataclass(frozen=True)
@@ -287,7 +294,7 @@ class GoalMemorySettings:
 class NavigationNodeSettings(CommandSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
-    live: ClassVar = ("run", "motion", "memory")
+    live: ClassVar = ("run", "motion", "memory", "point")
     fixed: ClassVar = ("autostart", "executor", "nav2", "enable_stamped_cmd_vel", "grammar")
 
     executor: str = option(
@@ -300,6 +307,7 @@ class NavigationNodeSettings(CommandSettings, ManagedSettings):
     run: RunSettings = field(default_factory=RunSettings)
     motion: MotionSettings = field(default_factory=MotionSettings)
     memory: GoalMemorySettings = field(default_factory=GoalMemorySettings)
+    point: PointSettings = field(default_factory=PointSettings)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -32,6 +32,7 @@ def test_a_walk_keeps_poses_some_centimetres_apart_and_stays_bounded(monkeypatch
     [
         (0.5, 0.0, (1.0, 2.5, math.pi / 2)),
         (0.0, math.radians(30), (1.0, 2.0, math.radians(120))),
+        (0.5, math.pi / 2, (0.5, 2.0, math.pi)),
         (0.0, 0.0, (1.0, 2.0, math.pi / 2)),
     ],
 )

@@ -84,6 +84,8 @@ class MotionStatus(Enum):
     STUCK = "stuck"
 
 
+_ASIDE_M, _ASIDE_RAD = 0.1, math.radians(10.0)  # m and rad; how far beside its line a drive may begin
+_STOP_M = 0.15  # from where the picture of a stop was taken
 _CREEP = 0.1  # least share of the top speed before the goal is reached
 _HEADING_GAIN = 1.5  # 1/s; holds the heading during a drive
 _REST_LIMIT_S = 3.0  # a robot still moving this long after the zero command is moved by something else
@@ -94,25 +96,37 @@ class MotionController:
 
     The speed is the least of the top speed, the speed that acceleration allows since the last sample, and the speed
     from which the robot can still brake over the remaining distance (v^2 = 2 a s). Progress is always measured.
+
+    ``seen_from``: where the picture was taken that the action is about, and from which it counts; None: ``pose``.
+    ``speed``: at which an earlier action of this kind drives or turns the robot now, m/s or rad/s.
     """
 
-    def __init__(self, action: Action, settings: MotionSettings, pose: Pose, now: float) -> None:
+    def __init__(
+        self,
+        action: Action,
+        settings: MotionSettings,
+        pose: Pose,
+        now: float,
+        seen_from: Pose | None = None,
+        speed: float = 0.0,
+    ) -> None:
         self.action = action
         self.status = MotionStatus.MOVING
         self.travelled = 0.0  # length of the path, m
         self.settings = settings
-        self._start = self._last_pose = pose
+        self._start, self._last_pose = seen_from or pose, pose
         self._last_time = now
-        self._turned = 0.0  # rad, unwrapped
-        self._speed = 0.0  # of the last command, m/s or rad/s
+        self._turned = math.remainder(pose.yaw - self._start.yaw, math.tau)  # rad, unwrapped
+        self.speed = speed  # of the last command, m/s or rad/s
         self._best_time = now
         self._settle_time = now
         self._still_since: float | None = None
         self._blocked = False
         self.trouble = ""  # why it was blocked, where that is known
-        self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+        # To a goal the robot turns first, and then drives.
+        self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT, ActionKind.GO_TO)
         self._goal = abs(action.radians) if self._turning else action.metres
-        self._best = 0.0
+        self._best = self.progress
         if action.kind is ActionKind.STOP:
             self.status = MotionStatus.SETTLING
 
@@ -123,6 +137,62 @@ class MotionController:
             return math.copysign(1.0, self.action.radians) * self._turned
         dx, dy = self._last_pose.x - self._start.x, self._last_pose.y - self._start.y
         return dx * math.cos(self._start.yaw) + dy * math.sin(self._start.yaw)
+
+    @property
+    def seen_from(self) -> Pose:
+        """The pose from which the action counts."""
+        return self._start
+
+    @property
+    def remaining(self) -> float:
+        """What is left of the action, m or rad; less than nothing where the robot is past its end."""
+        return self._goal - self.progress
+
+    @property
+    def left(self) -> bool:
+        """Whether there is something left to do: to stop, or more of a motion than its tolerance."""
+        return self.action.kind in (ActionKind.STOP, ActionKind.GO_TO) or self.remaining > self._limits()[2]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the robot is where the action can begin: for a stop where it is meant, for a drive on its line."""
+        dx, dy = self._last_pose.x - self._start.x, self._last_pose.y - self._start.y
+        if self._turning:
+            return self.progress >= -_ASIDE_RAD
+        if abs(self._turned) > _ASIDE_RAD:
+            return False
+        if self.action.kind is ActionKind.STOP:
+            return math.hypot(dx, dy) <= _STOP_M
+        aside = dy * math.cos(self._start.yaw) - dx * math.sin(self._start.yaw)
+        return self.progress >= -_ASIDE_M and abs(aside) <= _ASIDE_M
+
+    def goes_on_as(self, action: Action) -> bool:
+        """Whether ``action`` can follow without a rest: both drive ahead, or turn the same way."""
+        return not self._blocked and action.kind is self.action.kind is not ActionKind.GO_TO
+
+    def look_now(self, reply_s: float) -> bool:
+        """Whether it is time for the next picture, whose reply takes ``reply_s``.
+
+        The reply should come as the robot begins to brake. A picture that shows less than half of the action carried
+        out tells little new, and so does one whose reply takes longer than the whole action.
+        """
+        top, acceleration, _ = self._limits()
+        if self._turning and self.action.kind is ActionKind.GO_TO:
+            return False
+        if reply_s > self._goal / top + top / acceleration:
+            return False
+        before_braking = self.remaining - self.speed * self.speed / (2.0 * acceleration)
+        return self.progress >= self._goal / 2 and before_braking <= self.speed * reply_s
+
+    def shorten(self) -> None:
+        """Give up what is left of the action but for the way that braking takes."""
+        _, acceleration, _ = self._limits()
+        self._goal = min(self._goal, self.progress + self.speed * self.speed / (2.0 * acceleration))
+
+    @property
+    def came_to_rest(self) -> bool:
+        """Whether the robot was last measured at rest at the action's end, which nothing blocked."""
+        return self.standing and not self._blocked
 
     @property
     def standing(self) -> bool:
@@ -138,7 +208,7 @@ class MotionController:
 
     def pause(self, now: float) -> None:
         """The command is not carried out: do not count as stuck, and accelerate from zero afterwards."""
-        self._speed = 0.0
+        self.speed = 0.0
         self._best_time = max(now, self._best_time)
 
     def update(self, pose: Pose, measured: Velocity, now: float) -> Velocity:
@@ -156,25 +226,42 @@ class MotionController:
     def _move(self, step: float, now: float) -> Velocity:
         settings = self.settings
         top, acceleration, tolerance = self._limits()
-        progress = self.progress
-        remaining = self._goal - progress
+        progress, remaining = self.progress, self.remaining
         if remaining <= tolerance:
+            if self._turning and self.action.kind is ActionKind.GO_TO:
+                self._drive_to(self.place, now)
+                return self._move(step, now)
             return self._begin_rest(now)
         if progress > self._best + tolerance:
             self._best, self._best_time = progress, now
         elif now - self._best_time > STUCK_S:
             self._blocked = True
             return self._begin_rest(now)
-        top = max(top, self._speed - acceleration * step)  # where settings have lowered it
+        top = max(top, self.speed - acceleration * step)  # where settings have lowered it
         braking = math.sqrt(2.0 * acceleration * remaining)
         wanted = min(top, max(braking, _CREEP * top))
         # Deceleration needs no limit of its own: the profile has it.
-        self._speed = min(wanted, self._speed + acceleration * step)
+        self.speed = min(wanted, self.speed + acceleration * step)
         if self._turning:
-            return Velocity(0.0, math.copysign(self._speed, self.action.radians))
+            return Velocity(0.0, math.copysign(self.speed, self.action.radians))
         limit = settings.turn_rate
         correction = max(-limit, min(limit, -_HEADING_GAIN * self._turned))
-        return Velocity(self._speed, correction)
+        return Velocity(self.speed, correction)
+
+    @property
+    def place(self) -> Pose:
+        """Where the robot stands after an action that drives, in the odometry frame."""
+        start, action = self._start, self.action
+        heading = start.yaw + action.radians
+        return Pose(start.x + action.metres * math.cos(heading), start.y + action.metres * math.sin(heading), heading)
+
+    def _drive_to(self, place: Pose, now: float) -> None:
+        """The robot has turned towards its goal: the rest is a drive ahead."""
+        here = self._last_pose
+        heading = math.atan2(place.y - here.y, place.x - here.x)
+        self._turning, self._goal = False, math.hypot(place.x - here.x, place.y - here.y)
+        self._start, self._turned = Pose(here.x, here.y, heading), math.remainder(here.yaw - heading, math.tau)
+        self._best, self._best_time, self.speed = 0.0, now, 0.0
 
     def _limits(self) -> tuple[float, float, float]:
         """Top speed, acceleration and tolerance of the motion, in m or rad."""
@@ -186,7 +273,7 @@ class MotionController:
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING
         self._settle_time = now
-        self._speed = 0.0
+        self.speed = 0.0
         return AT_REST
 
     def _settle(self, measured: Velocity, now: float) -> None:

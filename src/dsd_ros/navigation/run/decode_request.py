@@ -41,10 +41,11 @@ class PendingRequest:
         timeout: float,
         allow_unverified: bool = False,
         history: tuple[RunStep, ...] = (),
+        ahead: bool = False,
     ) -> None:
         """Replace any earlier request by a new one."""
         self._count += 1
-        self.request = DecodeRequest(self._count, not_before, timeout, allow_unverified, history)
+        self.request = DecodeRequest(self._count, not_before, timeout, allow_unverified, history, ahead)
         self._asked_at = self._due = moment.steady
         self._restarted = False
 
@@ -52,18 +53,31 @@ class PendingRequest:
         """Replace the request, if any, by one about a picture of now, with the time that is left."""
         if self.request is not None:
             self._count += 1
-            self.request = replace(self.request, number=self._count, not_before=moment.stamp)
+            self.request = replace(self.request, number=self._count, not_before=moment.stamp, ahead=False)
             self._due = moment.steady
 
     def withdraw(self) -> None:
         """Ignore all answers until the next request."""
         self.request, self._due = None, None
 
+    @property
+    def ahead(self) -> bool:
+        """Whether the request in force was asked while the robot moved."""
+        return self.request is not None and self.request.ahead
+
+    def waited(self, now: float) -> float:
+        """Seconds since the request was asked."""
+        return now - self._asked_at
+
     def awaits(self, number: int) -> bool:
         return self.request is not None and self.request.number == number
 
     def overdue(self, now: float) -> bool:
         return self.request is not None and now - self._asked_at > self.request.timeout
+
+    def asked_by(self, now: float) -> bool:
+        """Whether there is a request that was asked at ``now`` or before."""
+        return self.request is not None and self._asked_at <= now
 
     def take(self, now: float) -> DecodeRequest | None:
         """The request if it should be sent now, with the time it has left."""

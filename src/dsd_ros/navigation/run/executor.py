@@ -32,16 +32,26 @@ class Nav2Settings:
 
 @dataclass(frozen=True)
 class MotionGoal:
-    """What is left of an action: ``amount`` m ahead, or rad counter-clockwise, from ``pose`` in the odometry frame."""
+    """What is left of an action: ``amount`` m ahead, or rad counter-clockwise, from ``pose`` in the odometry frame.
+
+    ``place``: where an action goes that has a goal; None: as far as ``amount`` says.
+    """
 
     action: Action
     amount: float
     speed: float  # top speed, m/s or rad/s
     pose: Pose
+    place: Pose | None = None
 
     @property
     def turning(self) -> bool:
-        return self.action.kind is not ActionKind.FORWARD
+        return self.action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+
+    def server(self, forward: str) -> str:
+        """Nav2's server for it. ``forward``: that of drives ahead."""
+        if self.turning:
+            return "spin"
+        return forward if self.place is None else "navigate_to_pose"
 
     @property
     def time_allowance(self) -> float:
@@ -51,6 +61,8 @@ class MotionGoal:
     @property
     def target(self) -> Pose:
         """Where the robot stands in the end."""
+        if self.place is not None:
+            return self.place
         if self.turning:
             return Pose(self.pose.x, self.pose.y, self.pose.yaw + self.amount)
         x, y = self.amount * math.cos(self.pose.yaw), self.amount * math.sin(self.pose.yaw)
@@ -206,6 +218,15 @@ class DelegatedMotion(MotionController):
     ) -> None:
         super().__init__(action, settings, pose, now)
         self._executor = executor
+        if action.kind is ActionKind.GO_TO:  # Nav2 turns as it likes
+            self._turning, self._goal = False, action.metres
+
+    @property
+    def progress(self) -> float:
+        if self.action.kind is not ActionKind.GO_TO:
+            return super().progress
+        here, place = self._last_pose, self.place
+        return self.action.metres - math.hypot(place.x - here.x, place.y - here.y)
 
     def pause(self, now: float) -> None:
         super().pause(now)
@@ -230,5 +251,6 @@ class DelegatedMotion(MotionController):
             if remaining <= tolerance:
                 return self._begin_rest(now)
             amount = math.copysign(remaining, self.action.radians) if self._turning else remaining
-            executor.start(MotionGoal(self.action, amount, top, self._last_pose))
+            place = self.place if self.action.kind is ActionKind.GO_TO else None
+            executor.start(MotionGoal(self.action, amount, top, self._last_pose, place))
         return AT_REST

@@ -12,6 +12,7 @@ from dsd_ros.navigation.run.controller import MotionController, MotionSettings, 
 from dsd_ros.navigation.run.executor import DelegatedMotion, GoalExecutor
 from dsd_ros.navigation.run.records import STAMP_ROUNDING_S, Moment
 from dsd_ros.navigation.run.retrace import Path
+from dsd_ros.navigation.run.track import PoseTrack
 from dsd_ros.navigation.safety.odometry import SpeedEstimate
 
 _MAX_PREDICTION_S = 0.3  # beyond this: a stalled sender, or another machine's clock
@@ -36,6 +37,7 @@ class RobotMotion:
         self.velocity = Velocity(math.inf, math.inf)
         self._speed = SpeedEstimate()
         self._distance = 0.0
+        self.track = PoseTrack()
 
     @property
     def distance(self) -> float:
@@ -50,10 +52,13 @@ class RobotMotion:
     def on_clock_set(self, jump: float) -> None:
         """The stamps' clock was set by ``jump`` s."""
         self._speed.on_clock_set(jump)
+        self.track.clear()
         if self.stood is not None:
             self.stood = replace(self.stood, stamp=self.stood.stamp + jump)
 
-    def on_pose(self, pose: Pose, twist: Velocity, moment: Moment, stamp: float | None, outward: bool) -> float:
+    def on_pose(
+        self, pose: Pose, twist: Velocity, moment: Moment, stamp: float | None, settings: MotionSettings, outward: bool
+    ) -> float:
         """Record a pose that was true at ``stamp`` (None: now); returns the stamp used for it.
 
         :param outward: the pose belongs to the path; False on the way back.
@@ -62,15 +67,24 @@ class RobotMotion:
         at = moment.stamp
         if stamp is not None and 0.0 <= at - stamp < _MAX_PREDICTION_S:
             at = stamp
+        self.track.add(at, pose, self.velocity, settings)
         self.pose = predict(pose, twist, moment.stamp - at)
         if outward:
             self.path.add(self.pose)
         return at
 
-    def begin(self, action: Action, settings: MotionSettings, moment: Moment) -> MotionController:
+    def begin(
+        self, action: Action, settings: MotionSettings, moment: Moment, seen_from: Pose | None = None
+    ) -> MotionController:
+        """Begin an action; one under way that it follows without a rest goes on at its speed.
+
+        :param seen_from: where the picture was taken that the action is about; None: here.
+        """
         self.stood = None
+        speed = self.motion.speed if self.motion is not None else 0.0
+        self.drop()
         if self._executor is None or action.kind is ActionKind.STOP:
-            self.motion = MotionController(action, settings, self.pose, moment.steady)
+            self.motion = MotionController(action, settings, self.pose, moment.steady, seen_from, speed)
         else:
             self.motion = DelegatedMotion(action, settings, self.pose, moment.steady, self._executor)
         return self.motion
@@ -126,7 +140,7 @@ class OscillationDetector:
         same = sum(1 for then, what in self._done if what == action and _same(then, pose))
         if same + 1 >= self.repeats:
             return f"'{format_action(action)}' was decided {same + 1} times at the same place"
-        turns = [*self._turns, action.radians] if action.radians else []
+        turns = [*self._turns, action.radians] if action.radians and not action.metres else []
         changes = sum(1 for a, b in itertools.pairwise(turns) if a * b < 0.0)
         if changes >= self.reversals:
             return f"it turned to and fro {len(turns)} times without driving"
@@ -139,7 +153,7 @@ class OscillationDetector:
         if action.kind is ActionKind.STOP:
             return
         self._done.append((pose, action))
-        self._turns = [*self._turns, action.radians] if action.radians else []
+        self._turns = [*self._turns, action.radians] if action.radians and not action.metres else []
 
 
 def _same(a: Pose, b: Pose) -> bool:

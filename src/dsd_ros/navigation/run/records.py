@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from dsd_ros.navigation.run.actions import Action, ParsedReply
+from dsd_ros.navigation.run.controller import Pose
 from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
 from dsd_ros.navigation.safety.causes import REFUSALS, Cause, SafetyReport
 
@@ -78,7 +79,8 @@ class ClockWatch:
 class RunStep:
     """One action that was accepted for execution.
 
-    ``observed_at``: stamp of its picture, s. ``details``: what the caller attached to the answer.
+    ``observed_at``: stamp of its picture, s. ``details``: what the caller attached to the answer. ``seen_from``: where
+    the picture was taken, in motion; None: where the action began.
     """
 
     number: int  # of the announcement, from 1
@@ -87,17 +89,22 @@ class RunStep:
     observed_at: float = 0.0
     verified: bool = True
     details: Any = None
+    seen_from: Pose | None = None
 
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """A request to decode a picture stamped ``not_before`` (s) or later; ``history``: earlier steps, oldest first."""
+    """A request to decode a picture stamped ``not_before`` (s) or later; ``history``: earlier steps, oldest first.
+
+    ``ahead``: asked while the robot moves.
+    """
 
     number: int
     not_before: float
     timeout: float
     allow_unverified: bool = False
     history: tuple[RunStep, ...] = ()
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

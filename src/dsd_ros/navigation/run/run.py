@@ -13,17 +13,25 @@ in exactly one :class:`RunOutcome` with a sentence, and commands only zero from 
 The next decode is requested as soon as the robot is first measured standing, while its rest is still being confirmed.
 The answer is acted on once the robot is at rest.
 
+With ``look_ahead`` it is requested earlier, while the action is still carried out. What the target then says is meant
+from where the picture was taken, and is carried out from where the robot is: an action of the same kind at once, any
+other after a rest, and a stop only near the picture's place. What cannot be used is asked again at rest.
+
 While the safety supervisor holds the robot, a run commands zero; a latched hold, or one that lasts while there is an
 action to carry out, ends it. After an operator has driven the robot, it observes again. See docs/navigation.md.
 """
 
 from __future__ import annotations
 
-from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, format_action
+import math
+from dataclasses import replace
+
+from dsd_ros.navigation.run.actions import Action, ActionKind, Grammar, ParsedReply, format_action
 from dsd_ros.navigation.run.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity, stands
 from dsd_ros.navigation.run.decode_request import PendingRequest, ReplyRefused, check_reply
 from dsd_ros.navigation.run.executor import GoalExecutor
 from dsd_ros.navigation.run.motion import OscillationDetector, RobotMotion
+from dsd_ros.navigation.run.points import Locate, PointUnknown, goal_from, moved
 from dsd_ros.navigation.run.records import (
     Announcement,
     Announcer,
@@ -61,11 +69,12 @@ class NavigationRun:
         moment: Moment,
         executor: GoalExecutor | None = None,
         grammar: Grammar | None = None,
+        locate: Locate | None = None,
     ) -> None:
         """``executor``: carries out the actions in place of this run's own commands; it outlives the run. ``grammar``:
-        of the replies; None: the shipped models'.
+        of the replies; None: the shipped models'. ``locate``: finds where a point of a picture is.
         """
-        self._grammar = grammar
+        self._grammar, self._locate = grammar, locate
         self.phase = Phase.SETTLING
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
@@ -84,9 +93,12 @@ class NavigationRun:
         self._oscillation = OscillationDetector(_MOST_REPEATS, _MOST_REVERSALS)
         self._early: DecodeAnswer | Failure | None = None  # kept until the robot is at rest
         self._decided_at = Pose(0.0, 0.0, 0.0)
+        self._decided_time = 0.0  # steady, when the action under way began
         self._past: list[RunStep] = []  # for the next request's history
         self._stuck_in_a_row = 0
         self._unverified_in_a_row = 0
+        self._reply_s = math.inf  # how long the last reply took
+        self._looked = 0  # the step during which a picture was last asked for in motion
         self._check_since: float | None = None  # None: the check has not been requested
         self._retrace: Retrace | None = None
 
@@ -130,7 +142,8 @@ class NavigationRun:
         """Process the robot's newest pose, true at ``stamp`` (None: now); returns the velocity command."""
         self._see(moment)
         robot, self._odometry_time = self._robot, moment.steady
-        at = robot.on_pose(pose, twist, moment, stamp, self.phase is not Phase.RETRACING)
+        outward = self.phase is not Phase.RETRACING
+        at = robot.on_pose(pose, twist, moment, stamp, self._motion_settings, outward)
         if robot.conflict:
             self.end(RunOutcome.ODOMETRY_LOST, robot.conflict)
         if self.ended:
@@ -145,7 +158,9 @@ class NavigationRun:
         command = robot.update(motion, at, moment)
         if self._observes_next():
             self._ask_early(motion, at, moment)
-        if motion.finished:
+            if self._follow_answer(motion, moment):
+                return AT_REST if robot.motion is None else robot.update(robot.motion, at, moment)
+        if motion.finished or (motion.came_to_rest and self._answered_ahead):
             self._end_motion(motion, moment)
         elif self._hold.reason(moment.steady):
             motion.pause(moment.steady)
@@ -174,8 +189,11 @@ class NavigationRun:
         self._see(moment)
         if not self._pending.awaits(number) or self._early is not None:
             return
+        self._reply_s = self._pending.waited(moment.steady)
         if self.phase is Phase.DECODING:
             self._take(answer, moment)
+        elif self._overtaken:
+            self._compare(answer, moment)
         else:
             self._early = answer
 
@@ -183,7 +201,13 @@ class NavigationRun:
         """Process the failure of request ``number``."""
         if not self._pending.awaits(number) or self._early is not None:
             return
-        if self.phase is not Phase.DECODING:
+        if self._pending.ahead:  # asked again at rest
+            self._pending.withdraw()
+            if self.phase is Phase.DECODING:
+                self.phase = Phase.SETTLING
+        elif self._overtaken:
+            self._pending.withdraw()
+        elif self.phase is not Phase.DECODING:
             self._early = Failure(outcome, sentence)
         elif not self._pending.recovers(outcome, self._now):
             self._fail(outcome, sentence)
@@ -279,7 +303,8 @@ class NavigationRun:
         if self.phase is Phase.SETTLING:
             return self._robot.begin(Action(ActionKind.STOP), self._pace, moment)
         if self.phase is Phase.EXECUTING:
-            return self._robot.begin(self.steps[-1].reply.action, self._pace, moment)
+            step = self.steps[-1]
+            return self._robot.begin(step.reply.action, self._pace, moment, step.seen_from)
         if self._retrace is not None:
             if self._retrace.leg is not None:
                 return self._robot.begin(self._retrace.leg, self._pace, moment)
@@ -288,13 +313,22 @@ class NavigationRun:
         return None
 
     def _ask_early(self, motion: MotionController, at: float, moment: Moment) -> None:
-        """Request a decode when the robot is first measured standing; withdraw the request if it moves again."""
-        if motion.standing:
-            if self._pending.request is None:
+        """Request a decode when the robot is first measured standing, or when it is time to look ahead.
+
+        A request made at rest is withdrawn if the robot moves again.
+        """
+        if self._pending.request is None or (motion.standing and self._overtaken):
+            if motion.standing:
                 self._ask(at, moment)
-        elif self._pending.request is not None:
-            self._pending.withdraw()
-            self._early = None
+            elif self._looks_ahead(motion, at, moment):
+                self._looked = len(self.steps)
+                self._ask(at, moment, ahead=True)
+        elif not (motion.standing or self._pending.ahead or self._overtaken):
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        self._pending.withdraw()
+        self._early = None
 
     def _observes_next(self) -> bool:
         """Whether an observation follows the motion under way, as far as is known."""
@@ -327,7 +361,7 @@ class NavigationRun:
         elif len(self.steps) >= self._settings.max_steps:
             sentence = f"The target was not reached within {self._settings.max_steps} actions."
             self.end(RunOutcome.STEP_BUDGET, sentence)
-        else:
+        elif stuck or not self._goes_on(moment):
             self.phase = Phase.DECODING
             request, early, self._early = self._pending.request, self._early, None
             oldest = moment.stamp - self._settings.max_observation_age_s
@@ -360,42 +394,196 @@ class NavigationRun:
         self._past.clear()
         self.phase = Phase.SETTLING
 
+    # -- looking ahead --------------------------------------------------------------------------
+
+    def _looks_ahead(self, motion: MotionController, at: float, moment: Moment) -> bool:
+        """Whether to ask for the next picture now, at stamp ``at``, in the middle of an action."""
+        settings = self._settings
+        if not (settings.look_ahead and self._executor is None and self.phase is Phase.EXECUTING):
+            return False
+        if self._looked == len(self.steps) or not self.steps[-1].verified or self._hold.reason(moment.steady):
+            return False
+        steady = self._robot.track.at(at, settings.look_ahead_turn_rate) is not None
+        return steady and motion.look_now(self._reply_s)
+
+    @property
+    def _answered_ahead(self) -> bool:
+        return self._pending.ahead and self._early is not None
+
+    def _plan(self, answer: DecodeAnswer, action: Action) -> MotionController | None:
+        """What is left of an action that is about a picture taken in motion; None: look again at rest.
+
+        That is so where the picture was too unsteady, or its place is unknown or too far from here.
+        """
+        settings, pose = self._settings, self._robot.pose
+        seen_from = self._robot.track.at(answer.observed_at, settings.look_ahead_turn_rate)
+        if seen_from is None or not settings.look_ahead:
+            return None
+        plan = MotionController(action, self._motion_settings, pose, self._now, seen_from)
+        return plan if plan.fits else None
+
+    def _follow_answer(self, motion: MotionController, moment: Moment) -> bool:
+        """Let the answer to a picture taken in motion shorten the motion, or replace it; returns whether it did that.
+
+        An answer that must not be carried out is left for the rest, where it ends the run.
+        """
+        answer = self._early
+        if not (self._pending.ahead and isinstance(answer, DecodeAnswer)) or self._hold.reason(moment.steady):
+            return False
+        if not self._robot.track.reaches(answer.observed_at):
+            return False  # poses of its time are still to come
+        try:
+            action = self._with_goal(self._checked(answer, moment).action, answer.observed_at)
+        except PointUnknown:
+            return False
+        except ReplyRefused as refused:
+            if refused.outcome is RunOutcome.STALE_OBSERVATION:
+                self._withdraw()
+            return False
+        plan = self._plan(answer, action)
+        if plan is not None and plan.left and motion.goes_on_as(action):
+            self._oscillation.carried_out(self._decided_at, motion.action)
+            self._stuck_in_a_row = 0
+            self._take(answer, moment)
+            if not self.ended:
+                self._begin_motion(moment)
+            return True
+        if plan is not None or action.kind is ActionKind.STOP:
+            motion.shorten()
+        if plan is None or not plan.left:
+            self._withdraw()
+        return False
+
     # -- replies --------------------------------------------------------------------------------
 
-    def _ask(self, not_before: float, moment: Moment) -> None:
+    def _ask(self, not_before: float, moment: Moment, ahead: bool = False) -> None:
         settings = self._settings
-        unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < MOST_UNVERIFIED
-        self._pending.ask(not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past))
+        unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < MOST_UNVERIFIED and not ahead
+        self._pending.ask(not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past), ahead)
 
-    def _take(self, answer: DecodeAnswer, moment: Moment) -> None:
-        """Carry out the answer to the pending request if it is admissible; the robot stands."""
+    def _checked(self, answer: DecodeAnswer, moment: Moment) -> ParsedReply:
+        """The answer to the pending request, if it may be carried out; ReplyRefused."""
         assert self._pending.request is not None
         age, limit = moment.stamp - answer.observed_at, self._settings.max_observation_age_s
+        return check_reply(answer, self._pending.request, age, limit, self._grammar)
+
+    def _take(self, answer: DecodeAnswer, moment: Moment) -> None:
+        """Carry out the answer to the pending request if it is admissible."""
         try:
-            reply = check_reply(answer, self._pending.request, age, limit, self._grammar)
+            reply = self._checked(answer, moment)
         except ReplyRefused as refused:
-            if refused.outcome is RunOutcome.STALE_OBSERVATION and self._clock.set_within(_CLOCK_SET_S, moment.steady):
+            stale = refused.outcome is RunOutcome.STALE_OBSERVATION
+            if stale and self._pending.ahead:
+                self._ask(moment.stamp, moment)
+            elif stale and self._clock.set_within(_CLOCK_SET_S, moment.steady):
                 self._pending.renew(moment)  # its picture may be of before
             else:
                 self.end(refused.outcome, str(refused))
             return
-        robot, action = self._robot, reply.action
-        if not robot.stood_at(answer.observed_at):
-            self._ask(moment.stamp, moment)  # the robot moved since; it stands now
+        located, robot, seen_from = self._located(reply, answer.observed_at), self._robot, None
+        if located is None:
             return
-        self._decided_at = robot.pose
-        nowhere = self._oscillation.refuses(self._decided_at, action)
+        if not robot.stood_at(answer.observed_at):
+            plan = self._plan(answer, located.action)
+            if plan is None or not plan.left:
+                self._ask(moment.stamp, moment)  # the robot moved since
+                return
+            seen_from = plan.seen_from
+            if located.action.goal is not None:  # from here the robot turns there and drives
+                located, seen_from = self._moved(located, seen_from, robot.pose), None
+        age = moment.stamp - answer.observed_at
+        step = RunStep(0, located, age, answer.observed_at, answer.verified, answer.details, seen_from)
+        if self._begin_step(step, moment):
+            self._withdraw()
+            self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
+
+    def _begin_step(self, step: RunStep, moment: Moment) -> bool:
+        """Begin an action of a reply. False where it leads nowhere, which ends the run."""
+        robot, reply, announcer = self._robot, step.reply, self._announcer
+        self._decided_at, self._decided_time = step.seen_from or robot.pose, moment.steady
+        nowhere = self._oscillation.refuses(self._decided_at, reply.action)
         if nowhere:
             self.end(RunOutcome.OSCILLATING, f"The robot gets nowhere: {nowhere}.")
+            return False
+        announcer.announce(reply.action, reply.reasoning, step.verified, self._now, robot.stood)
+        self.steps.append(replace(step, number=announcer.count))
+        self._past = [*self._past, self.steps[-1]][-HISTORY:]
+        self.phase = Phase.EXECUTING
+        return True
+
+    # -- several actions a reply ----------------------------------------------------------------
+
+    @property
+    def _overtaken(self) -> bool:
+        """Whether the request in force is about a picture from before the action under way: between two of a reply."""
+        return self.phase is Phase.EXECUTING and self._pending.asked_by(self._decided_time)
+
+    def _goes_on(self, moment: Moment) -> bool:
+        """Begin the next action of the reply, if it has one and no newer reply has come; the robot stands.
+
+        What was asked about the picture of this rest stays in force: its reply decides what follows the action.
+        """
+        last = self.steps[-1] if self.phase is Phase.EXECUTING else None
+        if last is None or not (last.verified and last.reply.then) or isinstance(self._early, DecodeAnswer):
+            return False
+        newer = last.observed_at > self._past[-1].observed_at  # the picture, of a reply that agreed
+        if newer and moment.stamp - last.observed_at > self._settings.max_observation_age_s:
+            return False
+        if self._early is not None or self._pending.ahead:
+            self._withdraw()
+        (action, *more), age = last.reply.then, moment.stamp - last.observed_at
+        reply = self._moved(ParsedReply("", action, tuple(more)), self._decided_at, self._robot.pose)
+        self._begin_step(replace(last, reply=reply, observation_age=age, seen_from=None), moment)
+        return True
+
+    def _moved(self, reply: ParsedReply, seen_from: Pose, here: Pose) -> ParsedReply:
+        """The same reply for a robot that is ``here``: goals stay where they were ``seen_from``."""
+        action, *then = (
+            each if each.goal is None else replace(each, goal=goal_from(here, moved(seen_from, each.goal)))
+            for each in (reply.action, *reply.then)
+        )
+        return replace(reply, action=action, then=tuple(then))
+
+    def _compare(self, answer: DecodeAnswer, moment: Moment) -> None:
+        """A reply about the rest before the action under way: go on by it if it begins with that action, else rest."""
+        step = self.steps[-1]
+        try:
+            reply = self._checked(answer, moment)
+        except ReplyRefused as refused:
+            self._pending.withdraw()
+            if refused.outcome is RunOutcome.UNPARSABLE_REPLY:
+                self.end(refused.outcome, str(refused))
             return
         self._pending.withdraw()
-        self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
-        announcer = self._announcer
-        announcer.announce(action, reply.reasoning, answer.verified, self._now, robot.stood)
-        step = RunStep(announcer.count, reply, age, answer.observed_at, answer.verified, answer.details)
-        self.steps.append(step)
-        self._past = [*self._past, step][-HISTORY:]
-        self.phase = Phase.EXECUTING
+        located = self._located(reply, answer.observed_at) if answer.verified else None
+        if located is None:
+            return
+        if located.action.meaning != step.reply.action.meaning:
+            self._observe_anew()
+            return
+        self.steps[-1] = replace(
+            step,
+            reply=replace(step.reply, then=located.then),
+            observation_age=moment.stamp - answer.observed_at,
+            observed_at=answer.observed_at,
+            details=answer.details,
+        )
+
+    def _located(self, reply: ParsedReply, observed_at: float) -> ParsedReply | None:
+        """The reply with the goals of its points; None where one is not known, which ends the run."""
+        try:
+            first, *then = (self._with_goal(action, observed_at) for action in (reply.action, *reply.then))
+        except PointUnknown as error:
+            self.end(RunOutcome.UNPARSABLE_REPLY, f"The robot stays where it is: {error}")
+            return None
+        return replace(reply, action=first, then=tuple(then))
+
+    def _with_goal(self, action: Action, observed_at: float) -> Action:
+        if action.point is None:
+            return action
+        if self._locate is None:
+            raise PointUnknown("nothing here knows where a point of the picture is.")
+        return replace(action, goal=self._locate(action.point, action.grammar.picture, observed_at))
 
     # -- without the link -----------------------------------------------------------------------
 

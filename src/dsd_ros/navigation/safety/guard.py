@@ -7,6 +7,7 @@ import math
 
 from dsd_ros.navigation.run.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.points import goal_from, moved
 from dsd_ros.navigation.safety.causes import MOST_UNVERIFIED, UNVERIFIED_SPEED, Cause, Motion, SafetyLimits
 
 _SLACK = 1.05  # on speed limits, for rounding
@@ -39,20 +40,25 @@ class ActionGuard:
         self._pose: Pose | None = None
         self._start: Pose | None = None
         self._turned = 0.0  # rad since the start, unwrapped
-        self._moved = False
+        self._moved = self._drove = False
         self._zero_since: float | None = None
+        self._of_picture = 0  # actions about the newest picture
 
     def adopt(self, limits: SafetyLimits, fallback: str) -> None:
         self._limits, self._fallback = limits, fallback
 
     @property
     def drives_ahead(self) -> bool:
-        return self.action is not None and self.action.kind is ActionKind.FORWARD
+        if self.action is None:
+            return False
+        return self.action.kind is ActionKind.FORWARD or (self.action.kind is ActionKind.GO_TO and self._drove)
 
     def announce(
         self, action: Action | str, verified: bool, observed: float, stamp: float, now: float, retracing: bool = False
     ) -> None:
         """Accept an announced action, or refuse it.
+
+        A reply may have several actions about one picture, one after the other; the first must be about a fresh one.
 
         :param action: or a sentence that says why the announcement holds no action of the grammar.
         :param observed: stamp of the picture the action is about, s.
@@ -71,7 +77,11 @@ class ActionGuard:
         if isinstance(action, str):
             self._refuse(Cause.UNPARSABLE_ACTION, action)
         elif retracing:
+            self._of_picture = 0
             self._take(action, False, now)
+        elif verified and self._follows(action, observed, now):
+            self._of_picture += 1
+            self._take(action, verified, now)
         elif not -0.5 <= age <= limit:  # NaN fails here, too
             self._refuse(
                 Cause.STALE_REPLY, f"The action is about a picture {age:.1f} s old; the limit is {limit:.1f} s."
@@ -79,9 +89,14 @@ class ActionGuard:
         elif observed <= self._observed:
             self._refuse(Cause.STALE_REPLY, "The action is about a picture that was acted upon before.")
         else:
-            self._observed = observed
+            self._observed, self._of_picture = observed, int(verified)  # after an unverified one none follows
             self._unverified_in_a_row = 0 if verified else self._unverified_in_a_row + 1
             self._take(action, verified, now)
+
+    def _follows(self, action: Action, observed: float, now: float) -> bool:
+        """Whether the action may be the next one of the reply whose last action was carried out just before."""
+        soon = now - self._began <= _LONGEST_S + self._limits.observation_age_s
+        return observed == self._observed and 0 < self._of_picture < action.grammar.most and soon
 
     def forget_stamps(self) -> None:
         """The stamps' clock was set back: pictures of now are stamped earlier than some acted upon before."""
@@ -125,12 +140,14 @@ class ActionGuard:
     def taken_over(self) -> None:
         """The operator drives: the action is over, and the operator's path joins the trail."""
         self.end()
+        self._of_picture = 0
         self._retracing = False
 
     def end(self) -> None:
         """No action is under way any more."""
         self.action, self.verified = None, True
-        self._start, self._moved, self._zero_since = None, False, None
+        self._start, self._zero_since = None, None
+        self._moved = self._drove = False
 
     def pose(self, pose: Pose) -> None:
         """Follow the robot."""
@@ -149,6 +166,7 @@ class ActionGuard:
         """
         if motion.moving:
             self._moved, self._zero_since = True, None
+            self._drove = self._drove or motion.vx > _CREEP
         elif self.refusal is None and (held or not self._moved):
             self._zero_since = None
         elif self._zero_since is None:
@@ -173,6 +191,7 @@ class ActionGuard:
 
     def _refuse(self, cause: Cause, sentence: str) -> None:
         self.refusal = (cause, sentence)
+        self._of_picture = 0
         self.end()
 
     def _beyond(self, action: Action, motion: Motion) -> str:
@@ -193,6 +212,8 @@ class ActionGuard:
             return "the robot has left the way it came"
         if travelled > action.metres + _DISTANCE_MARGIN:
             return f"the robot has got {travelled:.2f} m away already"
+        if action.kind is ActionKind.GO_TO:
+            return self._astray(action, motion)
         if action.kind is ActionKind.FORWARD:
             if motion.vx < -_CREEP:
                 return "backwards"
@@ -206,6 +227,17 @@ class ActionGuard:
             return "the other way"
         if self._turned * sense > abs(action.radians) + _ANGLE_MARGIN:
             return f"the robot has turned {math.degrees(abs(self._turned)):.0f} degrees already"
+        return ""
+
+    def _astray(self, action: Action, motion: Motion) -> str:
+        """How the motion does not go to the action's goal; empty when it does: it nears it, on whatever way."""
+        if motion.vx < -_CREEP:
+            return "backwards"
+        if self._pose is None or self._start is None:
+            return ""
+        distance, _ = goal_from(self._pose, moved(self._start, (action.metres, action.radians)))
+        if distance > action.metres + _DISTANCE_MARGIN:
+            return f"the robot is {distance:.2f} m from its goal, further than before"
         return ""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from dsd_ros.decoding.modes import streams
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag, BagError
-from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrase, picture_sent, pictures_of, stamp_of
+from dsd_ros.observe.bag.run import RecordedStep, Run, executed_phrases, picture_sent, pictures_of, stamp_of
 from dsd_ros.pictures import read_picture
 from dsd_ros.ros.settings import DraftModelSettings, ReplyGrammar, TargetModelSettings
 from dsd_ros.vlm.settings import ModelSettings
@@ -219,15 +219,18 @@ def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
     # Stamps name pictures; their order is that of the robot's clock, which may have been set.
     mine = stamps.index(step.stamp) if step.stamp in stamps else sum(stamp < step.stamp for stamp in stamps)
     number = int(run.actions[mine].step) if step.stamp in stamps else 1 << 32  # of the action, counted within a run
-    before: list[tuple[int, str]] = []
+    before: list[tuple[int, list[Any]]] = []
+    count = 0
     for stamp, action in reversed(list(zip(stamps[:mine], run.actions, strict=False))):
         if action.retracing:
             continue
-        if int(action.step) >= number or len(before) == _HISTORY:
+        if int(action.step) >= number or count == _HISTORY:
             break  # belongs to the previous run
-        before.append((stamp, executed_phrase(action, run.grammar)))
-        number = int(action.step)
-    return tuple(reversed(before))
+        if not before or before[-1][0] != stamp:
+            before.append((stamp, []))
+        before[-1][1].insert(0, action)
+        number, count = int(action.step), count + 1
+    return tuple((stamp, executed_phrases(actions, run.grammar)) for stamp, actions in reversed(before))
 
 
 def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:

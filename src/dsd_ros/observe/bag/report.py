@@ -175,6 +175,7 @@ def as_json(run: Run) -> dict[str, Any]:
         {
             "step": step.number, "stamp_ns": step.stamp, "at": _since(run, step.at), "text": step.text,
             "instruction": step.instruction, "action": step.action, "executed": step.executed,
+            "taken_at": step.taken_at, "begun_at": step.begun_at,
             "verified": step.verified, "tokens": step.tokens, "stats": step.stats, "rounds": step.rounds,
         }
         for step in run.steps

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +15,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dsd_ros.navigation.run.actions import ANY, Grammar, GrammarError, action_in, action_of, format_action, read_grammar
+from dsd_ros.navigation.run.actions import (
+    ANY,
+    SHIPPED,
+    Grammar,
+    GrammarError,
+    action_in,
+    action_of,
+    format_action,
+    read_grammar,
+)
 from dsd_ros.navigation.safety.odometry import OdometryError, checked_pose
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
@@ -46,6 +57,8 @@ class RecordedStep:
     verified: bool = True
     grammar: Grammar | None = None  # None: the shipped models'
     seen: Traffic | None = None  # its messages, with the picture as the verifier received it
+    taken_at: tuple[float, float, float] | None = None  # x, y (m), yaw (rad) of the robot at the picture; None: unknown
+    begun_at: tuple[float, float, float] | None = None  # likewise where its action began; None: none was announced
 
     @property
     def action(self) -> str:
@@ -177,6 +190,8 @@ class _Reading:
         self._stats: list[tuple[Any, int]] = []
         self._state, self._held = RunState(run.bag.namespace), False
         self._last_pose = -(2**63)
+        self._stamps: list[int] = []  # of the odometry, ns, with the poses of the same places in _poses
+        self._poses: list[tuple[float, float, float]] = []
         self.handlers: dict[str, Any] = {
             "dsd/observation": lambda m, r: self._traffic.observation(m, r.at),
             "dsd/verified_tokens": lambda m, r: self._traffic.verified(m),
@@ -241,13 +256,20 @@ class _Reading:
         self._run.markers = list(message.markers)
 
     def _odometry(self, message: Any, record: Record) -> None:
-        if record.at - self._last_pose < _PATH_S * 1e9:
-            return
-        self._last_pose = record.at
         place, q = message.pose.pose.position, message.pose.pose.orientation
         with suppress(OdometryError):
             at = checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
-            self._run.path.append((record.at, at.x, at.y, at.yaw))
+            self._stamps.append(stamp_of(message.header.stamp))
+            self._poses.append((at.x, at.y, at.yaw))
+            if record.at - self._last_pose >= _PATH_S * 1e9:
+                self._last_pose = record.at
+                self._run.path.append((record.at, at.x, at.y, at.yaw))
+
+    def _pose_at(self, stamp: int) -> tuple[float, float, float] | None:
+        """The first pose at or after a stamp (ns), within _PATH_S."""
+        place = bisect.bisect_left(self._stamps, stamp)
+        known = place < len(self._stamps) and self._stamps[place] - stamp <= _PATH_S * 1e9
+        return self._poses[place] if known else None
 
     def check_release(self) -> None:
         """Raise BagError for a bag of a release with another protocol."""
@@ -262,7 +284,9 @@ class _Reading:
     def finish(self) -> None:
         if self._held:
             self._run.stops[-1].ended = self._run.ended
-        executed = {stamp_of(a.observation_stamp): a for a in self._run.actions}
+        executed: dict[int, list[Any]] = {}
+        for announced in self._run.actions:
+            executed.setdefault(stamp_of(announced.observation_stamp), []).append(announced)
         for number, (message, at) in enumerate(self._stats, 1):
             stamp = stamp_of(message.observation_stamp)
             stats = plain(message)
@@ -274,7 +298,7 @@ class _Reading:
             while rounds and len(mine) < stats["rounds"]:  # an abandoned reply may come first
                 mine = rounds.pop(0)
             traffic = self._traffic.before(at)
-            action = executed.get(stamp)
+            actions = executed.get(stamp, [])
             self._run.steps.append(
                 RecordedStep(
                     number=number,
@@ -289,12 +313,19 @@ class _Reading:
                     shown=ShownReply(
                         text=text, rounds=tuple(mine[key][1] for key in sorted(mine)), mode=stats["mode"], done=True
                     ),
-                    executed=executed_phrase(action, self._run.grammar) if action is not None else "",
-                    verified=bool(action.verified) if action is not None else True,
+                    executed=executed_phrases(actions, self._run.grammar),
+                    verified=bool(actions[-1].verified) if actions else True,
                     grammar=self._run.grammar,
                     seen=traffic,
+                    taken_at=self._pose_at(stamp),
+                    begun_at=self._pose_at(stamp_of(actions[0].header.stamp)) if actions else None,
                 )
             )
+
+
+def executed_phrases(messages: Sequence[Any], grammar: Grammar | None = None) -> str:
+    """The actions of NavActions about one picture, as the run's grammar writes them in a reply."""
+    return (grammar or SHIPPED).between.join(executed_phrase(message, grammar) for message in messages)
 
 
 def executed_phrase(message: Any, grammar: Grammar | None = None) -> str:

@@ -63,7 +63,7 @@ def present_markers(overlay: Overlay, step: ShownStep | None, pose: Pose, header
         marker = marker_at(header, "intended", 0, Marker.LINE_STRIP, (0.0, 0.0, 0.0), fades=True)
         marker.scale.x = 0.04
         marker.color = _GREEN if step.verified else _AMBER
-        reach = 0.35 if step.turn else 0.0  # a turn is drawn as the arc of the nose
+        reach = 0.35 if step.turn and not step.ahead else 0.0  # a turn is drawn as the arc of the nose
         marker.points = [
             Point(x=x + reach * math.cos(yaw), y=y + reach * math.sin(yaw), z=0.03)
             for x, y, yaw in motion_of(step.pose, step.ahead, step.turn)

@@ -72,7 +72,7 @@ def stats_event(figures: Figures) -> dict[str, Any]:
 
 def step_event(step: ShownStep) -> dict[str, Any]:
     """An announced action, and where it leads."""
-    reach = 0.5 if step.turn else 0.0  # a turn on the spot leads nowhere: draw where the robot looks
+    reach = 0.5 if step.turn and not step.ahead else 0.0  # a turn on the spot leads nowhere: draw where the robot looks
     poses = motion_of(step.pose, step.ahead, step.turn)
     return {
         "n": step.number, "phrase": step.phrase, "verified": step.verified, "retracing": step.retracing,

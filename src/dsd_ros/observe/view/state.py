@@ -179,10 +179,12 @@ class Walk:
 
 
 def motion_of(pose: Pose, ahead: float, turn: float, spacing: float = 0.05) -> list[Pose]:
-    """The poses of an action that starts at ``pose``: straight ahead (m), or a turn on the spot (rad)."""
+    """The poses of an action that starts at ``pose``: a turn on the spot (rad), then straight ahead (m)."""
     x, y, yaw = pose
     if not ahead and not turn:
         return [pose]
+    if ahead and turn:
+        return [*motion_of(pose, 0.0, turn, spacing), *motion_of((x, y, yaw + turn), ahead, 0.0, spacing)]
     pieces = max(1, round(abs(ahead) / spacing), round(abs(turn) / math.radians(5.0)))
     shares = (piece / pieces for piece in range(pieces + 1))
     return [

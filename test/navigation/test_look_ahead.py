@@ -90,6 +90,7 @@ def test_another_kind_of_action_waits_for_the_rest_and_no_longer():
     walk.look_ahead()
     walk.reply(say("turn left 30 degrees"))
     walk.until(lambda: len(walk.announcements) == 2)
+    assert walk.pose.x == pytest.approx(0.75, abs=0.03)  # the drive was finished
     assert walk.announcements[1].standing_seconds <= 3 * TICK_S and abs(walk.velocity.vx) <= 0.02
     walk.until(lambda: walk.run.phase is Phase.DECODING)
     assert walk.pose.yaw == pytest.approx(math.radians(30), abs=0.02)

@@ -14,7 +14,7 @@ from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunSettings
 from dsd_ros.navigation.safety.causes import Cause, SafetyReport
 
-SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0, look_ahead=False)
+SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
 GO = "I see it. Action: forward 25 cm"
 STOP = "I am there. Action: stop"
 TICK_S = 0.02

@@ -30,7 +30,7 @@ from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity, st
 from dsd_ros.navigation.run.records import DecodeAnswer, Moment, Phase
 from dsd_ros.navigation.run.run import NavigationRun
 from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
-from dsd_ros.navigation.safety.causes import REFUSALS, Motion, Requirements, SafetyReport
+from dsd_ros.navigation.safety.causes import REFUSALS, Motion, Requirements, SafetyLimits, SafetyReport
 from dsd_ros.navigation.safety.supervisor import Supervisor
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
@@ -82,7 +82,8 @@ class _Room:
 
     def __init__(self, world: World, offscreen: Offscreen, settings: RunSettings) -> None:
         self.world, self.simulator = world, Simulator(world, offscreen=offscreen)
-        self.supervisor = Supervisor(required=_NOBODY)
+        limits = SafetyLimits(observation_age_s=settings.max_observation_age_s)
+        self.supervisor = Supervisor(limits=limits, required=_NOBODY)
         self.now = self.camera = 0.0
         self.run = NavigationRun(settings, MotionSettings(), self.moment)
         self.drive = Drive()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,6 +65,14 @@ def test_tokens_of_a_stream_are_read_off_the_traffic(messages):
 def test_another_picture_is_another_reply():
     replies = log(observation(), observation(session=2, picture=b"q"), observation(2, 2)).replies
     assert [reply.reply for reply in replies] == [1, 1, 2]
+
+
+def test_a_reply_says_where_its_picture_was_taken_and_where_its_action_began():
+    run = read_run(open_bag(Path(__file__).parents[2] / "bags" / "straight"))
+    before, after = run.steps[1:3]
+    assert before.executed == "forward 75 cm"
+    assert math.dist(before.begun_at[:2], after.taken_at[:2]) == pytest.approx(0.75, abs=0.03)
+    assert as_json(run)["replies"][1]["taken_at"] == before.taken_at == before.begun_at  # recorded at rest
 
 
 def test_a_run_is_read_and_made_into_questions(tmp_path):

@@ -173,16 +173,18 @@ class MotionController:
     def look_now(self, reply_s: float) -> bool:
         """Whether it is time for the next picture, whose reply takes ``reply_s``.
 
-        The reply should come as the robot begins to brake. A picture that shows less than half of the action carried
-        out tells little new, and so does one whose reply takes longer than the whole action.
+        In a turn, as soon as the robot brakes. In a drive the reply should come as it begins to brake. A picture that
+        shows less than half of a drive carried out tells little new, and so does one whose reply takes longer than all
+        of it: then the robot looks at rest.
         """
         top, acceleration, _ = self._limits()
         if self._turning and self.action.kind is ActionKind.GO_TO:
             return False
-        if reply_s > self._goal / top + top / acceleration:
-            return False
         before_braking = self.remaining - self.speed * self.speed / (2.0 * acceleration)
-        return self.progress >= self._goal / 2 and before_braking <= self.speed * reply_s
+        if self._turning:
+            return before_braking <= 0.0
+        late_enough = self.progress >= self._goal / 2 and before_braking <= self.speed * reply_s
+        return late_enough and reply_s <= self._goal / top + top / acceleration
 
     def shorten(self) -> None:
         """Give up what is left of the action but for the way that braking takes."""

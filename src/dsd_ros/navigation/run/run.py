@@ -448,8 +448,8 @@ class NavigationRun:
             if not self.ended:
                 self._begin_motion(moment)
             return True
-        if plan is not None or action.kind is ActionKind.STOP:
-            motion.shorten()
+        if action.kind is ActionKind.STOP or (plan is not None and not plan.left):
+            motion.shorten()  # before any other action the robot finishes this one, which may pass an obstacle
         if plan is None or not plan.left:
             self._withdraw()
         return False

@@ -52,7 +52,7 @@ class RunSettings:
         "model", "who decides that the goal is reached; service: check_arrival must agree", choices=("model", "service")
     )
     fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
-    look_ahead: bool = option(True, "take and decode the next picture while an action is carried out (executor own)")
+    look_ahead: bool = option(False, "take and decode the next picture while an action is carried out (executor own)")
     look_ahead_turn_rate: float = option(
         0.5, "a picture taken while the robot turned faster is taken again at rest, rad/s", 0.0, 2.1
     )

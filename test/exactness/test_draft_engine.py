@@ -39,7 +39,7 @@ from dsd_ros.wire.channel import LinkClosed, LocalChannel
 
 ROOT = Path(__file__).parents[2]
 DRAFT, TARGET = ROOT / "models" / "draft", ROOT / "models" / "target"
-FORM = ReplyForm(*read_grammar("dsd").written, 96)
+FORM = ReplyForm(**read_grammar("dsd").written, limit=96)
 WAYS = ({}, {"mode": "dsd"}, {"mode": "coupled"})  # those that an engine serves
 KINDS = {
     "greedy": {},

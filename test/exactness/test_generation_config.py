@@ -25,7 +25,7 @@ from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Outcome
 
 LENGTH = 44
-DSD = ReplyForm(*read_grammar("dsd").written, LENGTH)
+DSD = ReplyForm(**read_grammar("dsd").written, limit=LENGTH)
 NOISE = {"proof": "coupled", "temperature": 0.9}
 WAYS = [
     *({"mode": mode} for mode in ("ar", "stream", "dsd", "mc-dsd")),

@@ -12,9 +12,9 @@ from run_bench import SETTINGS, Bench, DelegatedBench
 
 from dsd_ros.navigation.run.actions import PRESETS, Action, ActionKind
 from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run.points import STANDOFF_M, PointSettings, PointUnknown, goal_from, locate, moved
+from dsd_ros.navigation.run.points import STANDOFF_M, PointUnknown, goal_from, locate, moved
 from dsd_ros.navigation.run.run import NavigationRun
-from dsd_ros.navigation.run.settings import RunOutcome
+from dsd_ros.navigation.run.settings import PointSettings, RunOutcome
 from dsd_ros.navigation.safety.causes import Motion, SafetyLimits
 from dsd_ros.navigation.safety.depth import Intrinsics
 from dsd_ros.navigation.safety.guard import ActionGuard

@@ -16,10 +16,10 @@ from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.navigation.run.actions import PRESETS, Grammar, parse_reply, read_grammar
 from dsd_ros.navigation.run.controller import MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run.points import PointSettings, locate
+from dsd_ros.navigation.run.points import locate
 from dsd_ros.navigation.run.records import DecodeAnswer, Moment, Phase
 from dsd_ros.navigation.run.run import NavigationRun
-from dsd_ros.navigation.run.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.run.settings import PointSettings, RunOutcome, RunSettings
 from dsd_ros.navigation.safety.causes import Cause, Motion, Requirements, SafetyLimits, SafetyReport
 from dsd_ros.navigation.safety.depth import Intrinsics
 from dsd_ros.navigation.safety.supervisor import Supervisor

@@ -12,7 +12,8 @@ from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image
 
 from dsd_ros.navigation.run.actions import Point
-from dsd_ros.navigation.run.points import PointSettings, PointUnknown, locate
+from dsd_ros.navigation.run.points import PointUnknown, locate
+from dsd_ros.navigation.run.settings import PointSettings
 from dsd_ros.navigation.safety.depth import DepthError, Intrinsics, read_depth
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds

@@ -30,8 +30,7 @@ from dsd_ros.navigation.run.actions import GRAMMAR_HELP, read_grammar
 from dsd_ros.navigation.run.controller import MotionSettings
 from dsd_ros.navigation.run.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.run.goals import WHEN
-from dsd_ros.navigation.run.points import PointSettings
-from dsd_ros.navigation.run.settings import RunSettings
+from dsd_ros.navigation.run.settings import PointSettings, RunSettings
 from dsd_ros.navigation.safety.causes import FALLBACK_HELP, FALLBACKS, DepthView, Requirements, SafetyLimits, Timeouts
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, shipped_model

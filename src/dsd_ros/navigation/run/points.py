@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from dsd_ros.navigation.run.actions import Point
 from dsd_ros.navigation.run.controller import Pose
+from dsd_ros.navigation.run.settings import PointSettings
 from dsd_ros.navigation.safety.depth import Intrinsics
-from dsd_ros.options import option
 
 STANDOFF_M = 0.6  # from the robot's middle to a thing that a point is on
 _FLOOR_M, _SLOPE = 0.06, math.tan(math.radians(3.0))  # what is lower is the floor; a walking body pitches
@@ -25,18 +24,6 @@ Locate = Callable[[Point, Point, float], tuple[float, float]]
 
 class PointUnknown(ValueError):
     """A point of the picture of which is not known where it is; one sentence."""
-
-
-@dataclass(frozen=True)
-class PointSettings:
-    """How the camera is mounted, for points of its pictures."""
-
-    camera_height: float = option(0.35, "height of the camera above the floor, m", 0.02, 2.0)
-    camera_pitch: float = option(0.0, "downward pitch of the camera, rad", -0.79, 1.31)
-    camera_ahead: float = option(0.33, "distance of the camera ahead of the robot's middle, m", -1.0, 1.0)
-    depth: bool = option(
-        False, "depth/image_raw shows what the pictures show (aligned depth); false: points are on the floor"
-    )
 
 
 def locate(

@@ -72,3 +72,15 @@ def checked_instruction(instruction: str) -> str:
     if len(text) > MAX_INSTRUCTION_CHARS:
         raise ValueError(f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed.")
     return text
+
+
+@dataclass(frozen=True)
+class PointSettings:
+    """How the camera is mounted, for points of its pictures."""
+
+    camera_height: float = option(0.35, "height of the camera above the floor, m", 0.02, 2.0)
+    camera_pitch: float = option(0.0, "downward pitch of the camera, rad", -0.79, 1.31)
+    camera_ahead: float = option(0.33, "distance of the camera ahead of the robot's middle, m", -1.0, 1.0)
+    depth: bool = option(
+        False, "depth/image_raw shows what the pictures show (aligned depth); false: points are on the floor"
+    )

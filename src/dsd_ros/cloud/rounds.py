@@ -304,7 +304,7 @@ class Generation:
     reply: ReplyState
     take: Callable[[Generation, list[int] | RoundRefused, float], object]
     """Gets each step's tokens, or why there are no more, and the step's seconds; from any thread."""
-    stopped: bool = False  # nobody wants more of it
+    stopped: bool = False  # the rest of the reply is not needed
 
 
 @runtime_checkable

@@ -255,7 +255,7 @@ def read_tokenizer(path: Path) -> str:
     known = {token["content"] for token in added}
     missing = [(int(id_), token) for id_, token in (late or {}).items() if token["content"] not in known]
     if not missing and value.get("padding") is None and value.get("truncation") is None:
-        return text  # as nearly always; writing 150 000 tokens anew would take as much memory as some weights
+        return text  # nearly always so; writing 150 000 tokens again takes tens of MB
     for id_, token in sorted(missing, key=lambda one: one[0]):
         added.append({**_ADDED_TOKEN, "normalized": not token.get("special"), **token, "id": id_})
     return json.dumps({**value, "padding": None, "truncation": None})

@@ -90,7 +90,7 @@ class NoProposer:
             register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There is none."""
+        """Load nothing: the drafts come from the robots."""
 
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
         """A draft for each request."""

@@ -81,6 +81,18 @@ def written(path, actions: int, pictures: int) -> bool:
     return counts.get("/dsd/nav_action", 0) > actions and seen > pictures
 
 
+def hearing(rig, topics: set[str]):
+    """Returns a function that tells whether the recorder says that it hears all of these."""
+    said: list[set[str]] = [set()]
+
+    def look(message: DiagnosticArray) -> None:
+        for status in message.status:
+            said.extend(set(v.value.split(", ")) for v in status.values if v.key == HEARD)
+
+    rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
+    return lambda: topics <= said[-1] and said[-1]
+
+
 def steps_in(bag) -> list[int]:
     return [bag.decode(record).step for record in bag.messages([bag.topic("dsd/nav_action")])]
 
@@ -95,7 +107,10 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
         bag = read(tmp_path / "bag") if stage.actions_sent % 10 == 0 else None
         return bag is not None and bag.counts.get(topic, 0) >= count
 
-    rig.until(lambda: recorded("/dsd/nav_action", 40), what="actions in the bag")
+    hears = hearing(rig, {"camera/image_raw", "dsd/reply_progress", "dsd/nav_action"})
+    rig.until(lambda: (stage.act(), hears())[1], what="a recorder that hears")
+    since = stage.actions_sent
+    rig.until(lambda: recorded("/dsd/nav_action", since + 40), what="actions in the bag")
     rig.until(lambda: recorded("/gossip", 5), what="another topic in the bag")
     rig.until(
         lambda: (
@@ -111,7 +126,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
     bag = open_bag(tmp_path / "bag")
     assert "was not closed" in bag.notes[0] and not bag.whole
     steps = steps_in(bag)
-    assert steps == list(range(steps[0], newest + 1))
+    assert steps == list(range(steps[0], newest + 1)) and steps[0] <= since
     assert bag.counts["/dsd/safety_state"] == 1  # latched: from before the recorder was there
     kept = {}
     for record in bag.messages(["/camera/image_raw/compressed"]):
@@ -119,7 +134,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
         kept[message.header.stamp.sec] = message.format.partition(";")[0]
         assert np.array_equal(read_picture(message.data.tobytes()), stage.pictures[message.header.stamp.sec])
     assert all(encoding == ("rgb8" if number % 2 else "bgr8") for number, encoding in kept.items())
-    heard = {number for number in stage.named if number > steps[0] + 10}
+    heard = {number for number in stage.named if number > since}
     assert heard and heard <= kept.keys()
     assert len(kept) < len(stage.pictures) / 2
     assert json.loads(bag.custom["versions"])["dsd_ros"]
@@ -154,18 +169,12 @@ def kept(chosen) -> int | None:
 
 
 def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
-    stage, said = Stage(rig), [set()]
-
-    def look(message: DiagnosticArray) -> None:
-        for status in message.status:
-            said.extend(set(v.value.split(", ")) for v in status.values if v.key == HEARD)
-
-    rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
+    stage = Stage(rig)
+    hears = hearing(rig, {"camera/image_raw", "dsd/reply_progress", "dsd/nav_action", "dsd/safety_state"})
     foreign = rig.node.create_publisher(String, "odom", 10)  # of another type
     rig.host("record_node", directory=tmp_path / "bag")
-    published = {"camera/image_raw", "dsd/reply_progress", "dsd/nav_action", "dsd/safety_state"}
-    rig.until(lambda: published <= said[-1], what="a recorder that hears")
-    assert not said[-1] & {"dsd/draft", "odom"}  # those have no publisher
+    rig.until(hears, what="a recorder that hears")
+    assert not hears() & {"dsd/draft", "odom"}  # those have no publisher
     foreign.publish(String())
     for _ in range(20):
         stage.act()
@@ -201,10 +210,14 @@ def test_a_recorder_writes_what_waits_before_it_ends(rig, tmp_path, monkeypatch)
         node._put(
             "dsd/nav_action", "/dsd/nav_action", "dsd_msgs/msg/NavAction", [], serialize_message(NavAction(step=step))
         )
+    sender = rig.node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
+    rig.until(lambda: sender.get_subscription_count() == 1)
+    sender.publish(NavAction(step=60))
+    assert sender.wait_for_all_acked()  # it has come, but nobody spins the recorder
     node.close()
     node.destroy_node()
     assert node.failure is None
-    assert open_bag(tmp_path / "bag").whole and steps_in(read(tmp_path / "bag")) == list(range(60))
+    assert open_bag(tmp_path / "bag").whole and steps_in(read(tmp_path / "bag")) == list(range(61))
 
 
 # In a mount namespace of its own: a file system of 6 MB, and a recorder that is interrupted after a line on stdin.

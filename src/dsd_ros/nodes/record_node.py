@@ -35,7 +35,7 @@ from dsd_ros.ros import health
 from dsd_ros.ros.camera import CAMERA, CameraTopic
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
-from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
+from dsd_ros.ros.running import InvalidHandle, RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 from dsd_ros.shown import counted, machine, masked
 
@@ -94,6 +94,14 @@ class RecordNode(RunnableNode):
 
     def close(self) -> None:
         """Write everything that has come, and close the bag; the process fails when the bag lacks something."""
+        self._timer.cancel()  # it replaces subscriptions
+        for subscription, qos in list(self._listening.values()):
+            with contextlib.suppress(InvalidHandle), subscription.handle:
+                for _ in range(qos.depth):  # what has come, and had no turn on a busy machine
+                    taken = subscription.handle.take_message(subscription.msg_type, True)
+                    if taken is None:
+                        break
+                    subscription.callback(taken[0])
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
         if self._thread.is_alive():

@@ -49,15 +49,17 @@ _LATCHED = frozenset({
     "dsd/instruction", "dsd/memory_answer", "dsd/grammar", "dsd/safety_state", "dsd/session_request",
     "dsd/session_reply",
 })  # fmt: skip
-_BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
 _DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20
 _FOREVER = QosTime(9223372036, 854775807)
 
 
 def profile(name: str, offered: Sequence[QoSProfile] = ()) -> QoSProfile:
-    """A subscription's QoS, compatible with all these publishers; without any, the topic's usual one."""
-    best_effort, latched = name in _BEST_EFFORT, name in _LATCHED
+    """A subscription's QoS, compatible with all these publishers; without any, that of this package's own ones.
+
+    So nothing of theirs is missed while a subscription is replaced; what only others offer was not heard until then.
+    """
+    best_effort, latched = False, name in _LATCHED
     if offered:
         best_effort = any(q.reliability == ReliabilityPolicy.BEST_EFFORT for q in offered)
         latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)

@@ -133,7 +133,7 @@ def _busy() -> Iterator[None]:
 class Reciter:
     """A drafter that knows its replies, or has them wrong at every position, and takes no time."""
 
-    device = None
+    device, error = None, ""
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self._replies = replies

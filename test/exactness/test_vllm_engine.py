@@ -48,8 +48,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.skipif(not BIN.exists(), reason="n
 
 
 def command(*options: str) -> list[str]:
-    model = str(ROOT / "models" / "target")
-    return [str(BIN / "dsd"), "verifier", "--backend", "vllm", "--port", "0", "--model", model, *options]
+    model = [] if "--model" in options else ["--model", str(ROOT / "models" / "target")]
+    return [str(BIN / "dsd"), "verifier", "--backend", "vllm", *model, "--port", "0", *options]
 
 
 class Served:
@@ -254,11 +254,11 @@ def test_a_models_repetition_penalty_counts_with_drafts_too(tmp_path, scenes, ow
     for name in ("draft", "target"):
         shutil.copytree(ROOT / "models" / name, tmp_path / name)
         config = tmp_path / name / "generation_config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"repetition_penalty": 1.2}))
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"repetition_penalty": 1.5}))
         folders.append(load_model(ModelSettings(str(tmp_path / name), threads=1)))
     draft, target = folders
     expected = said(target, scenes)
-    assert sum(a != b for a, b in zip(expected, own, strict=True)) > len(scenes) / 2
+    assert sum(a != b for a, b in zip(expected, own, strict=True)) > len(scenes) / 5
     one = Served("--model", str(tmp_path / "target"))
     found = at_once(one.url, draft, "stream", scenes, REPLIES)
     one.close()

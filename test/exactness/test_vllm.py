@@ -18,6 +18,7 @@ from dsd_ros.cloud.settings import BackendSettings
 from dsd_ros.cloud.vllm import CAUSE
 from dsd_ros.cloud.vllm.pipe import DraftReader, DraftWriter
 from dsd_ros.cloud.vllm.target import VllmTarget
+from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_front
@@ -74,10 +75,7 @@ def test_a_failing_engine_leaves_word_of_the_first_cause(tmp_path):
 
 
 def test_a_lost_engine_ends_the_process_at_once():
-    code = (
-        "from dsd_ros.cloud.vllm.target import EngineLost, exit_without_answer; "
-        "exit_without_answer(EngineLost('the engine has died'))"
-    )
+    code = "from dsd_ros.cloud.vllm.target import exit_without_answer; exit_without_answer('the engine has died')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 70
     assert "the engine has died; this verifier exits, and its robots go on with the next one" in result.stderr
@@ -110,6 +108,12 @@ def test_modes_that_need_distributions_are_refused(target, mode):
 def test_backends_that_do_not_exist_or_lack_something(given, sentence):
     with pytest.raises(ValueError, match=sentence):
         BackendSettings(**given)
+
+
+def test_options_of_a_model_that_vllm_does_not_follow_are_named():
+    assert module.ignored_options(TokenOptions(repetition_penalty=1.05)) == []
+    options = TokenOptions(repetition_penalty=1.05, min_new_tokens=3, suppress_tokens=(7,))
+    assert module.ignored_options(options) == ["min_new_tokens", "suppress_tokens"]
 
 
 def test_without_vllm_or_the_plug_in_the_remedy_is_named(target_directory, monkeypatch):

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -46,8 +48,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.skipif(not BIN.exists(), reason="n
 
 
 def command(*options: str) -> list[str]:
-    model = str(ROOT / "models" / "target")
-    return [str(BIN / "dsd"), "verifier", "--backend", "vllm", "--model", model, "--port", "0", *options]
+    model = [] if "--model" in options else ["--model", str(ROOT / "models" / "target")]
+    return [str(BIN / "dsd"), "verifier", "--backend", "vllm", *model, "--port", "0", *options]
 
 
 class Served:
@@ -115,8 +117,12 @@ def scenes() -> list[Scene]:
 @pytest.fixture(scope="module")
 def own(pair, scenes):
     """What the built-in target says to each of the scenes, greedily."""
+    return said(pair[1], scenes)
+
+
+def said(target: Any, scenes: Sequence[Scene]) -> list[list[int]]:
     with (
-        VerifierEngine(pair[1]) as engine,
+        VerifierEngine(target) as engine,
         LocalChannel(engine) as channel,
         EdgeSession(channel, None, DecodeSettings(mode="ar"), PATIENT) as session,
     ):
@@ -242,7 +248,31 @@ def test_sampled_tokens_follow_the_targets_distribution_with_drafts(served, pair
     assert checked >= 2
 
 
+def test_a_models_repetition_penalty_counts_with_drafts_too(tmp_path, scenes, own):
+    """Prompt, reply and drafted tokens are penalized, as in transformers and so in the built-in target."""
+    folders = []
+    for name in ("draft", "target"):
+        shutil.copytree(ROOT / "models" / name, tmp_path / name)
+        config = tmp_path / name / "generation_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"repetition_penalty": 1.5}))
+        folders.append(load_model(ModelSettings(str(tmp_path / name), threads=1)))
+    draft, target = folders
+    expected = said(target, scenes)
+    assert sum(a != b for a, b in zip(expected, own, strict=True)) > len(scenes) / 5
+    one = Served("--model", str(tmp_path / "target"))
+    found = at_once(one.url, draft, "stream", scenes, REPLIES)
+    one.close()
+    assert all(reply.tokens == expected[n] for n, reply in found)
+    assert sum(record.accepted for _, reply in found for record in reply.records) > REPLIES
+
+
 def test_what_vllm_cannot_do_is_refused_by_a_sentence(served, pair, scenes):
+    with (
+        pytest.raises(VerifierRefused, match=r"vLLM refuses it: temperature must be in \[0, 2\], got 3"),
+        WebsocketChannel(served.url) as channel,
+        EdgeSession(channel, pair[0], DecodeSettings(temperature=3.0)) as session,
+    ):
+        session.decode(scenes[0].image, scenes[0].instruction)
     with (
         pytest.raises(VerifierRefused, match="mode dsd needs; use mode stream or ar, or use .* --backend local"),
         WebsocketChannel(served.url) as channel,

@@ -14,11 +14,11 @@ import os
 import random
 import statistics
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,10 +98,9 @@ class Cloud:
         """What vLLM's own client gets from an engine."""
         assert self._process is not None and self._process.stdin is not None
         request = {"engine": way.engine, "clients": clients, "asked": asked, "max_tokens": max_tokens}
-        with _busy():
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            return self._heard()
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._heard()
 
     def _heard(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -114,26 +113,23 @@ class Cloud:
 
 @contextmanager
 def _busy() -> Iterator[None]:
-    """Keep this core busy, as robots do: what else runs on the machine would leave the engine's core for it."""
-    done = threading.Event()
+    """Keep this core busy whenever no robot needs it.
 
-    def spin() -> None:
-        while not done.is_set():
-            pass
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    Else it would be idle in some ways and taken by what else runs on the machine in others, and where both cores share
+    a cache or a processor, the engine would be measured at different speeds.
+    """
+    code = "import os; parent = os.getppid(); os.nice(19)\nwhile os.getppid() == parent: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 class Reciter:
     """A drafter that knows its replies, or has them wrong at every position, and takes no time."""
 
-    device = None
+    device, error = None, ""
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self._replies = replies
@@ -233,7 +229,7 @@ def measure(flags: Flags, told: Told) -> Report:
     asked = [_packed(scene) for scene in scenes]
     cloud = Cloud(flags)
     found: dict[tuple[int, Way], list[dict[str, Any]]] = {(count, way): [] for count in counts for way in WAYS}
-    with two_cores(cloud.running()) as (_, cores), ExitStack() as stack:
+    with two_cores(cloud.running()) as (_, cores), _busy() if cores else nullcontext(), ExitStack() as stack:
         said = cloud.ask(STOCK, 1, asked, flags.max_tokens)["tokens"][0]
         robots: dict[tuple[int, Way], Robots] = {}
 

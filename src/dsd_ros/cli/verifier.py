@@ -83,10 +83,12 @@ def _target(model: ModelSettings, backend: BackendSettings) -> Iterator[Generati
     if backend.backend == "local":
         yield load_model(model)
         return
+    from dsd_ros.cloud.vllm.engine import ignored_options
     from dsd_ros.cloud.vllm.target import VllmTarget
 
     front = load_front(model)
-    if front.token_options is not None:
-        _log.warning("backend vllm does not follow the token options of %s/generation_config.json", front.directory)
+    if front.token_options is not None and (ignored := ignored_options(front.token_options)):
+        names = ", ".join(ignored)
+        _log.warning("backend vllm does not follow %s of %s/generation_config.json", names, front.directory)
     with closing(VllmTarget(front, backend, model.dtype)) as target:
         yield target

@@ -126,6 +126,7 @@ class VerifierEngine:
         self._generating = served if isinstance(served, GeneratingTarget) else None
         self.settings = settings or EngineSettings()
         self._clock = clock
+        self._generation_lock = threading.Lock()  # of each reply's ``generation``
         self.metrics = Metrics(self)
         self._sessions = SessionTable(self.settings, self.metrics.ended, self.metrics.over_limit)
         self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_FRAME_BYTES)
@@ -537,10 +538,11 @@ class VerifierEngine:
             return None
         if self._generating is None:
             return self._with_draft(session, reply)
-        if reply.generation is None:
-            take = partial(self._queue_generated, account_of(session.peer))  # one account, so that steps stay in order
-            reply.generation = Generation(session, reply, take)
-            self._generating.generate(reply.generation)
+        with self._generation_lock:
+            if reply.generation is not None:
+                return None
+            reply.generation = Generation(session, reply, self._take_generated)
+        self._generating.generate(reply.generation)
         return None
 
     def _with_draft(self, session: Session, reply: ReplyState) -> PendingRound:
@@ -550,22 +552,18 @@ class VerifierEngine:
         hint = session.draft.after(reply.number, verified, most, self.model.eos_token_ids, self.model.vocab_size)
         return PendingRound(session, reply, Draft(session.id, reply.number, 1, len(verified), hint))
 
-    def _queue_generated(
-        self, account: Hashable, generation: Generation, result: list[int] | RoundRefused, seconds: float
-    ) -> None:
-        """From the target's thread: what a step of a reply that it decodes itself has given."""
-        session = generation.session.id
-        turn = _Turn(session, partial(self._take_generated, generation, result, seconds))
-        self._queue.put(session, turn, of=account, bounded=False)
-
     def _take_generated(self, generation: Generation, result: list[int] | RoundRefused, seconds: float) -> None:
-        """Send what a target has generated; or stop it: the reply is over, or its robot is gone and it pauses."""
+        """Send what a target has generated; or stop it: the reply is over, or its robot is gone and it pauses.
+
+        From the target's thread: a hop to the worker would cost each token about as much as all the rest here.
+        """
         session, reply = generation.session, generation.reply
-        current = reply.generation is generation
-        generation.stopped = not current or session.reply is not reply or session.peer is None
-        if generation.stopped:
-            reply.generation = None if current else reply.generation
-            return
+        with self._generation_lock:
+            current = reply.generation is generation
+            generation.stopped = not current or session.reply is not reply or session.peer is None
+            if generation.stopped:
+                reply.generation = None if current else reply.generation
+                return
         session.last_used = self._clock()
         item = self._with_draft(session, reply)
         if isinstance(result, RoundRefused):

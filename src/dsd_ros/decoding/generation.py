@@ -46,7 +46,13 @@ class TokenOptions(msgspec.Struct, frozen=True):
             options = msgspec.convert({name: value for name, value in config.items() if value is not None}, cls)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
-        return options if options != cls() else None
+        return options if options.names else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those that are on."""
+        off = TokenOptions()
+        return [name for name in self.__struct_fields__ if getattr(self, name) != getattr(off, name)]
 
 
 class LogitsProcessor:

@@ -8,11 +8,18 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from in_process import dsd_lab
 
-from dsd_lab.bench.engine import WAYS, Reciter
+from dsd_lab.bench.engine import WAYS, Reciter, ReciterSession
+from dsd_lab.bench.scenes import PATIENT_LINK
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafters import LEAD
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
 
 PYTHON = Path(os.environ.get("DSD_VLLM_VENV", Path(__file__).resolve().parents[3] / ".venv-vllm")) / "bin" / "python"
 
@@ -38,6 +45,22 @@ def test_a_perfect_draft_runs_ahead_and_a_useless_one_begins_again_after_each_co
     assert drafted(perfect) == said[:4]  # the last is the target's own
     perfect.follow(said[:5])
     assert perfect.far_enough and perfect.next() == []
+
+
+def test_a_robot_that_recites_gets_the_targets_own_reply(tiny_pair):
+    target, settings = load_model(ModelSettings(tiny_pair[0])), DecodeSettings(mode="stream", max_tokens=24)
+    picture = np.zeros((56, 56, 3), np.uint8)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        with EdgeSession(channel, None, DecodeSettings(mode="ar", max_tokens=24)) as session:
+            said = session.decode(picture, "go").tokens
+        accepted = []
+        for wrong in (0, 1):
+            reciter = Reciter([[(token + wrong) % target.vocab_size for token in said]])
+            with ReciterSession(channel, target, settings, PATIENT_LINK, reciter=reciter) as session:
+                reply = session.decode(picture, "go")
+            assert reply.tokens == said
+            accepted.append(sum(record.accepted for record in reply.records))
+    assert accepted[0] > accepted[1] == 0
 
 
 @pytest.mark.engine

@@ -14,7 +14,6 @@ from pathlib import Path
 DIRECTORY = "DSD_ENGINE_DIRECTORY"  # environment of the engine's processes: a folder for what they and we exchange
 CAUSE = "cause"  # there: why the engine has failed
 REQUEST = "dsd"  # of ``SamplingParams.extra_args``: session, reply, and how many of its tokens are in the prompt
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def register() -> None:
@@ -25,7 +24,7 @@ def register() -> None:
     directory, parent = os.environ.get(DIRECTORY), multiprocessing.parent_process()
     if directory is None or parent is None:
         return
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if not parent.is_alive():
         os._exit(1)
     logging.getLogger("vllm").addHandler(_FirstFailure(Path(directory) / CAUSE))

@@ -18,6 +18,7 @@ from dsd_ros.cloud.drafts import MOST_DRAFTED
 from dsd_ros.cloud.rounds import ReplyState, Session
 from dsd_ros.cloud.settings import BackendSettings
 from dsd_ros.cloud.vllm import REQUEST, sentence_of
+from dsd_ros.decoding.generation import TokenOptions
 from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.front import ModelFront, PreparedPrompt
@@ -31,7 +32,8 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a forked process would not call plug-ins
 }
-_CPU_BLOCK = 32  # tokens: the smallest of a CPU. Only whole blocks are found in the prefix cache.
+# Those of a window at most. Their pixels are prepared here, as for every other target.
+_PICTURES = {"limit_mm_per_prompt": {"image": MAX_HISTORY + 1, "video": 0}, "mm_device_do_normalize": False}
 
 
 def check_environment() -> None:
@@ -60,7 +62,7 @@ def engine_arguments(model: ModelFront, settings: BackendSettings, dtype: str) -
         "dtype": dtype,
         "max_model_len": model.max_length,
         "disable_log_stats": True,
-        **(_picture_arguments() if model.images is not None else {}),
+        **(_PICTURES if model.images is not None else {}),
         **(_cpu_arguments() if on_cpu else {}),
         **drafts,
         **given,
@@ -85,12 +87,9 @@ def _draft_arguments(wanted: bool, given: dict[str, Any], on_cpu: bool) -> tuple
     except Exception as error:  # whatever a release of vLLM has moved
         return {}, f"this vLLM is not as it is known here ({sentence_of(error)})"
     module = scheduler.__name__
+    proposer = f"{module}.{scheduler.NoProposer.__name__}"
     found = {
-        "speculative_config": {
-            "method": "custom_class",
-            "model": f"{module}.{scheduler.NoProposer.__name__}",
-            "num_speculative_tokens": MOST_DRAFTED,
-        },
+        "speculative_config": {"method": "custom_class", "model": proposer, "num_speculative_tokens": MOST_DRAFTED},
         "scheduler_cls": f"{module}.{scheduler.DraftScheduler.__name__}",
     }
     if on_cpu:  # where the worker is a process of its own
@@ -98,22 +97,21 @@ def _draft_arguments(wanted: bool, given: dict[str, Any], on_cpu: bool) -> tuple
     return found, ""
 
 
-def _picture_arguments() -> dict[str, Any]:
-    """Pictures of a window at most. Their pixels are prepared here, as for every other target."""
-    return {"limit_mm_per_prompt": {"image": MAX_HISTORY + 1, "video": 0}, "mm_device_do_normalize": False}
-
-
 def _cpu_arguments() -> dict[str, Any]:
-    """A quarter of the free memory for its cache; vLLM wants 92 % of all."""
+    """A quarter of the free memory for its cache; vLLM wants 92 % of all. Small blocks: whole ones are cached."""
     free = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     assert free is not None
-    return {"kv_cache_memory_bytes": 1024 * int(free[1]) // 4, "block_size": _CPU_BLOCK}
+    return {"kv_cache_memory_bytes": 1024 * int(free[1]) // 4, "block_size": 32}
 
 
-def sampling_params(session: Session, reply: ReplyState, ends: frozenset[int]) -> Any:
+def ignored_options(options: TokenOptions) -> list[str]:
+    """Those that vLLM has no equal for, or none with drafts: of ``min_tokens`` it bars ends even after all of them."""
+    return [name for name in options.names if name != "repetition_penalty"]
+
+
+def sampling_params(session: Session, reply: ReplyState, model: ModelFront) -> Any:
     """vLLM's ``SamplingParams`` for the rest of a reply."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling, request, known = session.sampling, session.request, len(reply.tokens)
     # Noise of its own for each reply, and for what follows tokens that other noise has chosen.
@@ -122,10 +120,11 @@ def sampling_params(session: Session, reply: ReplyState, ends: frozenset[int]) -
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
+        repetition_penalty=model.token_options.repetition_penalty if model.token_options else 1.0,
         seed=None if sampling.greedy else seed,
         max_tokens=request.max_tokens - known,
         ignore_eos=True,  # these alone end a reply:
-        stop_token_ids=sorted(ends),
+        stop_token_ids=sorted(model.eos_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         extra_args={REQUEST: [session.id, reply.number, known]},

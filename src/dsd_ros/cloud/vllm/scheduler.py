@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import logging
 import os
-from collections import OrderedDict
 from typing import Any, get_args
 
 import torch
@@ -21,17 +20,18 @@ from vllm.triton_utils.dispatcher import register_kernels
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from dsd_ros.cloud.drafts import StreamedDraft
 from dsd_ros.cloud.vllm import DIRECTORY, REQUEST
 from dsd_ros.cloud.vllm.pipe import DraftReader
 
-_SESSIONS = 4096  # whose drafts are kept
 _log = logging.getLogger("vllm.dsd_ros")
 
 if (
     list(inspect.signature(Scheduler.update_draft_token_ids).parameters) != ["self", "draft_token_ids"]
     or [field.name for field in dataclasses.fields(DraftTokenIds)] != ["req_ids", "draft_token_ids"]
+    or list(inspect.signature(RejectionSampler.forward).parameters)[1:4] != ["metadata", "draft_probs", "logits"]
     or "custom_class" not in get_args(SpeculativeMethod)
 ):
     raise ImportError("its scheduler takes drafts in another way than that of 0.32.0")
@@ -44,18 +44,20 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not in every e
         super().__init__(vllm_config, *args, **kwargs)
         self._reader = DraftReader(os.environ[DIRECTORY])
         self._complained = False
-        self._drafts: OrderedDict[int, StreamedDraft] = OrderedDict()  # by session
+        self._drafts: dict[int, StreamedDraft] = {}  # by session, those that drafted last at the end
+        self._most = vllm_config.scheduler_config.max_num_seqs  # no more decode at once
         self._vocab_size = vllm_config.model_config.get_vocab_size()
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """See vLLM's ``SchedulerInterface``: called after each step. An error here would end the engine for all."""
         try:
             for message in self._reader.read():
-                self._drafts.setdefault(message.session, StreamedDraft()).take(message)
-            while len(self._drafts) > _SESSIONS:
-                self._drafts.popitem(last=False)
-            names = [request.request_id for request in self.running]
-            draft_token_ids = DraftTokenIds(names, [self._draft(request) for request in self.running])
+                draft = self._drafts.pop(message.session, None) or StreamedDraft()
+                draft.take(message)
+                self._drafts[message.session] = draft
+            while len(self._drafts) > self._most:
+                del self._drafts[next(iter(self._drafts))]
+            draft_token_ids = DraftTokenIds([one.request_id for one in self.running], [*map(self._draft, self.running)])
         except Exception:
             if not self._complained:
                 _log.warning("a step goes on without drafts; there may be more", exc_info=True)
@@ -64,11 +66,10 @@ class DraftScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not in every e
 
     def _draft(self, request: Any) -> list[int]:
         """What may follow in a request's reply: ids of the vocabulary, at most ``num_spec_tokens``."""
-        named = (request.sampling_params.extra_args or {}).get(REQUEST)
-        draft = self._drafts.get(named[0]) if named else None
-        if not named or draft is None:
+        session, reply, known = (request.sampling_params.extra_args or {}).get(REQUEST, (None, 0, 0))
+        draft = self._drafts.get(session)
+        if draft is None:
             return []
-        _, reply, known = named
         verified = list(request.all_token_ids[request.num_prompt_tokens - known :])
         ends = request.sampling_params.stop_token_ids or ()
         return draft.after(reply, verified, self.num_spec_tokens, ends, self._vocab_size)
@@ -86,6 +87,9 @@ class NoProposer:
     """What vLLM's worker asks for drafts after each step: it has none. vLLM speculates only where it has a proposer."""
 
     def __init__(self, vllm_config: Any) -> None:
+        from vllm.v1.worker import gpu_model_runner  # a worker has it anyway, a verifier has not
+
+        gpu_model_runner.RejectionSampler = StepSampler
         if current_platform.is_cpu():
             register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
 
@@ -95,6 +99,16 @@ class NoProposer:
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
         """A draft for each request."""
         return [[] for _ in sampled_token_ids]
+
+
+class StepSampler(RejectionSampler):  # type: ignore[misc]
+    """vLLM's own, but a step in which nothing is drafted is sampled as without speculation, and as fast."""
+
+    def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
+        """See vLLM's own."""
+        if metadata.max_spec_len == 0:
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        return super().forward(metadata, draft_probs, logits, sampling_metadata)
 
 
 def expand(

@@ -7,7 +7,6 @@ Greedy replies are vLLM's own. Sampled ones are drawn with its noise: of the sam
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -15,10 +14,10 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +33,9 @@ from dsd_ros.vlm.front import ModelFront, PreparedPrompt
 from dsd_ros.wire.messages import DraftTokens, SessionRequest
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 EXIT_ENGINE_LOST = 70
-_WATCH_S = 1.0  # how often the engine is looked at
 _OWN = "or use a verifier with --backend local"
-
-
-class EngineLost(Exception):
-    """The engine has died, or does not answer any more; one sentence."""
 
 
 @dataclass
@@ -63,7 +56,7 @@ class EnginePrefix:
         self.tokens.extend(int(token) for token in tokens)
 
 
-def exit_without_answer(reason: EngineLost) -> None:
+def exit_without_answer(reason: str) -> None:
     """End the process at once, and the engine's with it: a robot that hears nothing redials and goes on elsewhere."""
     _log.critical("%s; this verifier exits, and its robots go on with the next one", reason)
     logging.shutdown()
@@ -80,7 +73,7 @@ class VllmTarget:
         model: ModelFront,
         settings: BackendSettings,
         dtype: str,
-        on_lost: Callable[[EngineLost], object] = exit_without_answer,
+        on_lost: Callable[[str], object] = exit_without_answer,
     ) -> None:
         """Returns when the engine can be asked, 15 seconds to minutes. ModelError, one sentence, when it cannot."""
         check_environment()
@@ -100,7 +93,7 @@ class VllmTarget:
         self._thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         try:
-            self._wait(self._start())
+            asyncio.run_coroutine_threadsafe(self._start(), self.loop).result()
         except BaseException:
             self.close()
             raise
@@ -120,10 +113,9 @@ class VllmTarget:
 
     def close(self) -> None:
         """Stop the engine."""
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(30.0)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5.0)
+        self._thread.join()
         self._directory.cleanup()
 
     def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
@@ -144,23 +136,22 @@ class VllmTarget:
 
     def generate(self, generation: Generation) -> None:
         """See ``GeneratingTarget``."""
-        prefix, ends = generation.reply.sequence, self.model.eos_token_ids
-        assert isinstance(prefix, EnginePrefix), "this target has not read the reply's observation"
-        params = sampling_params(generation.session, generation.reply, ends)
-        asyncio.run_coroutine_threadsafe(self._generate(generation, prefix, list(prefix.tokens), params), self.loop)
+        asyncio.run_coroutine_threadsafe(self._generate(generation), self.loop)
 
     def draft(self, message: DraftTokens) -> None:
         """See ``GeneratingTarget``."""
         if self._writer is not None:
             self._writer.send(message)
 
-    async def _generate(self, generation: Generation, prefix: EnginePrefix, verified: list[int], params: Any) -> None:
-        began = time.monotonic()
+    async def _generate(self, generation: Generation) -> None:
+        prefix, began = generation.reply.sequence, time.monotonic()
+        assert isinstance(prefix, EnginePrefix), "this target has not read the reply's observation"
         if not self._under_way:
             self._heard = began
         self._under_way += 1
         try:
-            given = engine_input(prefix.prompt, verified)
+            params = sampling_params(generation.session, generation.reply, self.model)
+            given = engine_input(prefix.prompt, prefix.tokens)
             steps = self.llm.generate(given, params, f"reply-{next(self._numbers)}")
             left, ended = params.max_tokens, False
             async with contextlib.aclosing(steps):
@@ -189,12 +180,12 @@ class VllmTarget:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(1.0)  # robots are patient for longer
             if self.llm.errored:
                 cause = self._cause()
-                lost = EngineLost(f"vLLM's engine has died{cause and f': {cause}'}")
+                lost = f"vLLM's engine has died{cause and f': {cause}'}"
             elif self._under_way and time.monotonic() - self._heard > self._timeout_s:
-                lost = EngineLost(f"vLLM's engine has given no answer for {self._timeout_s:g} s")
+                lost = f"vLLM's engine has given no answer for {self._timeout_s:g} s"
             else:
                 continue
             self._directory.cleanup()
@@ -213,9 +204,6 @@ class VllmTarget:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.llm is not None:
-            self.llm.shutdown(timeout=15.0)
+            self.llm.shutdown()
         if self._writer is not None:
             self._writer.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()

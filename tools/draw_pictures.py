@@ -93,7 +93,7 @@ def draw_page(bag: Path, picture: Path) -> None:
     with recorded_page(bag, "kinds.end?.length") as (page, models):
         for ending, size, phone in (("", PAGE_SIZE, False), ("-phone", PHONE_SIZE, True)):
             _resize(page, size, phone)
-            drawn = Image.fromarray(_shown(page)).quantize(255, dither=Image.Dither.NONE)
+            drawn = Image.fromarray(_shown(page))
             save(drawn, picture.with_stem(picture.stem + ending), models)
 
 

@@ -62,11 +62,13 @@ def test_dsd_understands_its_command(command: Command) -> None:
 
 def refusal(command: Command) -> str:
     """Why the parser refuses an inline command for what it says; what it leaves out is left to the reader."""
-    argv = [re.sub(r"^N$", "1", word) for word in command.words[1:]]
+    argv = [re.sub(r"^N$", "1", word).replace("HOST:PORT", "host:1") for word in command.words[1:]]
     try:
         parse(argv, PROGRAMS[command.words[0]])
-    except MissingArgumentError:
-        return ""
+    except MissingArgumentError:  # said before what is unknown
+        _, apps, _ = PROGRAMS[command.words[0]].app.parse_commands(argv)
+        known = {name for one in apps[-1].assemble_argument_collection() for name in one.names}
+        return ", ".join(word for word in argv if word.startswith("--") and word not in known)
     except (CycloptsError, ValueError) as error:
         names = not argv or argv[-1] in ("--debug", "--online") or "name a COMMAND after" in str(error)
         placeholder = isinstance(error, CoercionError) and any(word.isupper() for word in argv)

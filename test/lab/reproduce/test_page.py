@@ -201,6 +201,18 @@ def test_dragon_is_compared_with_methods_that_send_the_same(tmp_path: Path) -> N
         assert row.held is not None and row.held.values == [{"value": pytest.approx(percent), "of": 5}] * 2
 
 
+@pytest.mark.parametrize(("fsd_speed", "said"), [(0.4, "`fsd` is slower than plain rounds: 90 %"), (1.2, "")])
+def test_the_page_says_where_fsd_is_slower_than_plain_rounds(tmp_path: Path, fsd_speed: float, said: str) -> None:
+    rows = [
+        {"mode": mode, "miss_rate": 0.9, "mean_exit": 27.0,
+         "tasks": {"Overall": {"speedup": speed, "speedup_95": [0.7, 0.9], "questions": 6, "tau": 2.5}}}
+        for mode, speed in (("dsd", 0.8), ("fsd", fsd_speed))
+    ]  # fmt: skip
+    row = row_of(fsd, reports_of(tmp_path, spec={"rows": rows}), "Table 6: speed-ups", "SmolLM2")
+    assert row.why.startswith(said) and bool(row.why) is bool(said)
+    assert row.timed is not None and row.cells()[5].startswith(f"0.80 [0.70, 0.90] / {fsd_speed / 0.8:.2f} / 2.50")
+
+
 def test_what_is_held_and_what_is_timed_stand_in_their_columns() -> None:
     """A report whose passes were held to given times is not shown as timed, nor the other way round."""
     reports = Reports(ROOT / "benchmarks", {})

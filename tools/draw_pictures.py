@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of the documentation that come from a run.
 
-    python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
+    python tools/draw_pictures.py film runs/one docs/images/demo.webp     (runs/one: from `dsd demo --record runs/one`)
+    python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png
+    python tools/draw_pictures.py lanes test/bags/ball docs/images/swimlane.png
     python tools/draw_pictures.py overlay docs/images/overlay.png
-    python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png     (needs Chromium)
 
-"run": what the robot saw at some of its steps, and its path over the map. "overlay": the shipped pair's reply about the
-first picture of the demo, with the link and without it. "page": the live page at the end of a recorded run. Each PNG
-names the models of its run by their fingerprints.
+"film": a recorded run as it stands in the live page, moving; "page": the whole page at the run's end; "lanes": its
+panel of the first reply; these need Chromium. "overlay": the shipped pair's reply about the first picture of the demo,
+with the link and without it. Each picture names the models of its run by their fingerprints.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from dsd_lab.figures.runs import shipped
@@ -45,47 +43,19 @@ from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "test" / "support"))
+from browser import Page, browser, find_browser  # the tests' own
+
 STAMP = "models"  # key of a PNG's text with the fingerprints of the models that its run had
-VIEWS = 3
-_VIEW_WIDTH = 400  # pixels
-_CAPTION = 104  # height of the text below a view
-
-
-def draw_run(report: dict[str, Any]) -> Image.Image:
-    """The picture of a demo's report (the JSON of ``dsd demo``); ValueError when it has no steps."""
-    if not report["steps"]:
-        raise ValueError("the run has no steps to draw; run `dsd demo --json FILE` to its end")
-    chosen = sorted({round(i) for i in np.linspace(0, len(report["steps"]) - 1, VIEWS)})
-    simulator = Simulator(World.from_seed(report["seed"], report["instruction"]))
-    try:
-        views = []
-        for index in chosen:
-            step = report["steps"][index]
-            simulator.pose = tuple(step["pose"])
-            views.append(_captioned(simulator.render(), step, index + 1))
-        simulator.pose = tuple(report["path"][-1])
-        overview = Image.fromarray(simulator.render_overview([(x, y) for x, y, _ in report["path"]]))
-    finally:
-        simulator.close()
-    height = max(view.height for view in views)
-    overview = overview.resize((height * overview.width // overview.height, height))
-    sheet = Image.new("RGB", (len(views) * (_VIEW_WIDTH + 8) + overview.width, height), "white")
-    for place, view in enumerate([*views, overview]):
-        sheet.paste(view, (place * (_VIEW_WIDTH + 8), 0))
-    return sheet
-
-
-def _captioned(view: np.ndarray, step: dict[str, Any], number: int) -> Image.Image:
-    picture = Image.fromarray(view)
-    picture = picture.resize((_VIEW_WIDTH, _VIEW_WIDTH * picture.height // picture.width))
-    sheet = Image.new("RGB", (_VIEW_WIDTH, picture.height + _CAPTION), "white")
-    sheet.paste(picture, (0, 0))
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
-    lines = textwrap.wrap(f"{number}. {step['reasoning']}", 56)
-    pen.multiline_text((4, picture.height + 6), "\n".join(lines[:4]), (30, 30, 30), font)
-    words = f"{step['action']}   ({step['tokens']} tokens in {step['rounds']} rounds)"
-    pen.text((4, picture.height + _CAPTION - 22), words, (160, 0, 0), font)
-    return sheet
+PAGE_SIZE, PHONE_SIZE = (1280, 1000), (390, 844)  # CSS pixels
+FILM_SIZE = 880, 690  # CSS pixels
+_FRAME_MS, _LAST_MS = 110, 2500
+MOTION_S = 0.3  # of the run, from frame to frame while nothing is decoded
+REPLY_FRAMES = 9  # at most: replies are shown slower than they were
+# Of the live page, what a film shows: instruction, outcome, camera, map, and the reply with both streams.
+_FILM_STYLE = """footer, #alarm, #steps, #figures, #run, #log, #map button, #facts { display: none !important }
+main { grid-template: "view map" "reply reply" / 1fr 1fr !important }
+#view { height: 384px } #tokens { height: 3.4em } #outcome { position: fixed; top: 0; left: 0; right: 0 }"""
 
 
 def reply_of(decoded: DecodedReply, text: Callable[[int], str]) -> ShownReply:
@@ -104,19 +74,79 @@ def _round_of(record: RoundRecord, text: Callable[[int], str]) -> Round:
     )
 
 
-def draw_page(bag: Path, picture: Path) -> None:
-    """The live page with a recorded run, as a browser shows it."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
+@contextmanager
+def recorded_page(bag: Path, ready: str) -> Iterator[tuple[Page, dict[str, str]]]:
+    """A browser with a recorded run in the live page once ``ready`` holds there, and the run's models."""
+    path = find_browser()
+    if path is None:
         sys.exit("There is no Chromium: apt-get install chromium.")
     run = read_run(open_bag(bag))
-    with WebServer(feed_of(run), "127.0.0.1", 0) as server:
-        options = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,1000", "--timeout=5000"]
-        subprocess.run(
-            [browser, *options, f"--screenshot={picture}", server.page()], check=True, stderr=subprocess.DEVNULL
-        )
-    drawn = Image.open(picture).convert("RGB").quantize(255, dither=Image.Dither.NONE)
-    save(drawn, picture, {"target": run.verifiers[-1].target_fingerprint})
+    with WebServer(feed_of(run), "127.0.0.1", 0) as server, browser(path) as page:
+        page.call("Page.setBypassCSP", enabled=True)  # for the film's style
+        page.open(server.page(), *PAGE_SIZE)
+        page.until(ready)
+        yield page, {"target": run.verifiers[-1].target_fingerprint}
+
+
+def draw_page(bag: Path, picture: Path) -> None:
+    """The live page at a recorded run's end, on a desk and on a phone (whose name gets ``-phone``)."""
+    with recorded_page(bag, "kinds.end?.length") as (page, models):
+        for ending, size, phone in (("", PAGE_SIZE, False), ("-phone", PHONE_SIZE, True)):
+            _resize(page, size, phone)
+            drawn = Image.fromarray(_shown(page))
+            save(drawn, picture.with_stem(picture.stem + ending), models)
+
+
+def draw_lanes(bag: Path, picture: Path) -> None:
+    """The live page's panel of a recorded run's first reply."""
+    with recorded_page(bag, "kinds.end?.length") as (page, models):
+        page.value("goTo(kinds.stats[0].t + 0.01)")
+        drawn = _shown(page)
+        box = page.value("(({x, y, width, height}) => [x, y, width, height])($('reply').getBoundingClientRect())")
+    x, y, width, height = map(round, box)
+    save(Image.fromarray(drawn[y : y + height, x : x + width]), picture, models)
+
+
+def draw_film(bag: Path, film: Path) -> None:
+    """A recorded run in the live page, as an animated WebP: each reply pass by pass, slower than it was."""
+    with recorded_page(bag, "kinds.end?.length") as (page, models):
+        _resize(page, FILM_SIZE)
+        page.value(f"document.head.append(make('style', {json.dumps(_FILM_STYLE)}))")
+        frames = []
+        for at in film_times(page.value("kinds.reply.map(({t}) => t)"), page.value("goals[0]"), page.value("lastTime")):
+            page.value(f"goTo({at})")
+            frames.append(Image.fromarray(_shown(page)))
+    durations = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
+    stamp = json.dumps(models).encode()
+    frames[0].save(
+        film, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=70, method=6, xmp=stamp
+    )
+
+
+def film_times(replies: Sequence[float], begin: float, end: float) -> list[float]:
+    """Which moments of a run a film shows. ``replies``: when tokens came; all in s since the recording began."""
+    times: list[float] = []
+    passes: list[float] = []  # of the reply under way
+    for at in [*(at for at in replies if at >= begin), float("inf")]:
+        if passes and at - passes[-1] > MOTION_S:
+            times += [passes[round(i)] for i in np.linspace(0, len(passes) - 1, min(len(passes), REPLY_FRAMES))]
+            times += np.arange(passes[-1] + MOTION_S, min(at, end), MOTION_S).tolist()
+            passes = []
+        passes.append(at)
+    return [begin, *times, end]
+
+
+def _resize(page: Page, size: tuple[int, int], phone: bool = False) -> None:
+    scale = 2 if phone else 1
+    page.call(
+        "Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=scale, mobile=phone
+    )
+
+
+def _shown(page: Page) -> np.ndarray:
+    """What the page shows once it has drawn the newest moment."""
+    page.value("new Promise(done => setTimeout(done, 200))")
+    return page.screenshot()
 
 
 def draw_overlay() -> Image.Image:
@@ -130,14 +160,14 @@ def draw_overlay() -> Image.Image:
     draft = load_model(ModelSettings(str(models / "draft")))
     with (
         in_process_channel(str(models / "target")) as channel,
-        EdgeSession(channel, draft, DecodeSettings(mode="fsd")) as session,
+        EdgeSession(channel, draft, DecodeSettings()) as session,
     ):
         session.decode(view, DEMO_INSTRUCTION)  # the first reply also warms up
         decoded = session.decode(view, DEMO_INSTRUCTION)
         reply = reply_of(decoded, lambda token: session.text([token]))
     shown = Overlay(
-        replace(reply, instruction=DEMO_INSTRUCTION), link="session open, mode fsd", link_ok=True,
-        newest=ReplyFigures("fsd", tau=decoded.tau, seconds=decoded.seconds, observation_age=decoded.seconds),
+        replace(reply, instruction=DEMO_INSTRUCTION), link="session open", link_ok=True,
+        newest=ReplyFigures(decoded.mode, seconds=decoded.seconds, observation_age=decoded.seconds),
     )  # fmt: skip
     lost = replace(
         shown, causes=("The link to the verifier is lost",), stopped=True, link="the link broke", link_ok=False
@@ -154,17 +184,26 @@ def save(drawn: Image.Image, picture: str | Path, models: dict[str, str] | None 
     drawn.save(picture, optimize=True, pnginfo=text)
 
 
+def models_of(picture: str | Path) -> dict[str, str]:
+    """The fingerprints that :func:`save` or :func:`draw_film` left in a picture; none in any other."""
+    with Image.open(picture) as drawn:
+        stamp = drawn.info.get(STAMP) or drawn.info.get("xmp") or "{}"
+    return dict(json.loads(stamp))
+
+
 def main() -> None:
     """Command line: which picture, and its files."""
     match sys.argv[1:]:
-        case ["run", report, picture]:
-            save(draw_run(json.loads(Path(report).read_text())), picture)
+        case ["film", bag, film]:
+            draw_film(Path(bag), Path(film))
+        case ["lanes", bag, picture]:
+            draw_lanes(Path(bag), Path(picture))
         case ["overlay", picture]:
             save(draw_overlay(), picture)
         case ["page", bag, picture]:
             draw_page(Path(bag), Path(picture))
         case _:
-            sys.exit("usage: python tools/draw_pictures.py (run run.json | overlay | page BAG) picture.png")
+            sys.exit("usage: python tools/draw_pictures.py (film | page | lanes) BAG FILE, or overlay FILE")
 
 
 if __name__ == "__main__":

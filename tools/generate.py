@@ -26,7 +26,7 @@ _WIDTH = 120
 _COMMENT_COLUMN = 40  # comments begin no further right, except after a longer value
 _NO_LIMIT = 1 << 62  # an integer's own limit is not worth stating
 _PAGES = {  # node -> what its section links to
-    "serve_node": "serve.md",
+    "serve_node": "models.md",
     "memory_node": "memory.md",
     "navigation_node": "navigation.md",
     "supervisor_node": "safety.md",
@@ -121,20 +121,20 @@ def _commented(entry: str, comment: str, column: int) -> list[str]:
 
 def page() -> str:
     """docs/parameters.md."""
-    parts = [_HEAD, *map(_node, NODES), _LAUNCH, *map(_system, SYSTEMS)]
+    parts = [_HEAD, *map(_node, NODES), _LAUNCH, _launch_arguments()]
     return "\n".join(parts)
 
 
 def _node(node: str) -> str:
-    arguments = SETS[node]
-    rows = []
+    rows, told = [], set()
     for spec in specs(NODES[node]):
-        notes = [spec.help]
-        if spec.name in arguments:
-            notes.append(f"launch argument `{arguments[spec.name]}`")
-        rows.append(
-            (f"`{spec.name}`", spec.varies or _said(spec.default), _allowed(spec), spec.change, "; ".join(notes))
-        )
+        group = spec.name.partition(".")[0]
+        if elsewhere := _same_group(node, group):
+            if group not in told:
+                rows.append((f"`{group}.*`", "", "", spec.change, f"as those of [`{elsewhere}`](#{elsewhere})"))
+            told.add(group)
+        else:
+            rows.append(_row(node, spec))
     file = f"{node.removesuffix('_node')}.yaml"
     more = f" More: [{_PAGES[node]}]({_PAGES[node]})." if node in _PAGES else ""
     about = (NODES[node].__doc__ or "").strip().splitlines()[0]
@@ -142,14 +142,39 @@ def _node(node: str) -> str:
     return head + _table(("parameter", "default", "allowed", "change", "meaning"), rows)
 
 
-def _system(system: str) -> str:
-    rows = [
-        (f"`{a.name}`", _said(a.default), ", ".join(f"`{choice}`" for choice in a.choices if choice.islower()), a.help)
-        for a in arguments_of(system)
-    ]
-    return f"## `{system}.launch.py`\n\n{SYSTEMS[system]}.\n\n" + _table(
-        ("argument", "default", "allowed", "meaning"), rows
-    )
+def _row(node: str, spec: ParameterSpec) -> tuple[str, str, str, str, str]:
+    notes = [spec.help]
+    if spec.name in SETS[node]:
+        notes.append(f"launch argument `{SETS[node][spec.name]}`")
+    return f"`{spec.name}`", spec.varies or _said(spec.default), _allowed(spec), spec.change, "; ".join(notes)
+
+
+def _same_group(node: str, group: str) -> str:
+    """The node further up that has just the same parameters of that group, whenever a change of them takes effect."""
+
+    def rows(of: str) -> list[tuple[str, ...]]:
+        found = [_row(of, spec) for spec in specs(NODES[of]) if spec.name.startswith(f"{group}.")]
+        return [(*row[:3], row[4]) for row in found]
+
+    before = list(NODES)[: list(NODES).index(node)]
+    return next((other for other in before if rows(node) and rows(other) == rows(node)), "")
+
+
+def _launch_arguments() -> str:
+    """One row an argument, for all launch files that have it; its default by launch file where they differ."""
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for system in SYSTEMS:
+        for a in arguments_of(system):
+            choices = ", ".join(f"`{choice}`" for choice in a.choices if choice.islower())
+            rows.setdefault((a.name, choices, a.help), {})[system] = _said(a.default)
+    table = []
+    for (name, choices, meaning), defaults in rows.items():
+        where = ", ".join(defaults) if len(defaults) < len(SYSTEMS) else "all"
+        kinds = set(defaults.values())
+        default = kinds.pop() if len(kinds) == 1 else ", ".join(f"{said} ({of})" for of, said in defaults.items())
+        table.append((f"`{name}`", where, default, choices, meaning))
+    files = "".join(f"* `{system}.launch.py`: {about}.\n" for system, about in SYSTEMS.items())
+    return f"{files}\n" + _table(("argument", "of", "default", "allowed", "meaning"), table)
 
 
 def _allowed(spec: ParameterSpec) -> str:

@@ -22,7 +22,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TRY = ["decode", "--instruction", "find the silver bottle", "--image", "docs/images/demo.png"]
+TRY = ["decode", "--instruction", "find the silver bottle", "--image", "docs/images/view.png"]
 
 
 def git(*words):

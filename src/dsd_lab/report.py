@@ -47,6 +47,7 @@ def header(bench: str, /, code: Sequence[str] = CODE, **models: Any) -> dict[str
         "bench": bench,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "tree": _git("rev-parse", "--short=12", "HEAD:src"),  # of src: kept where its commit is not, as after a rebase
         "dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "code": {"of": list(code), "digest": code_digest(code)},
         "command": command_line(sys.argv),

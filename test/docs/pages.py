@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "benchmarks").glob("*.md")), *sorted(DOCS.glob("*.md"))]
 _FENCE = re.compile(r"^ {0,3}```([^\n]*)\n(.*?)^ {0,3}```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
@@ -108,3 +108,11 @@ def _plain(words: list[str]) -> list[str]:
 
 def all_commands() -> list[Command]:
     return [c for page in PAGES for block in blocks(page) for c in commands(block) if c.words]
+
+
+def inline_commands(page: Path) -> list[Command]:
+    """Commands of ours that stand in prose and tables; ``...`` at their end stands for what else one gives."""
+    prose = re.sub(r"^    .*$", "", _FENCE.sub("", text_of(page)), flags=re.MULTILINE)
+    spans = {" ".join(span.split()) for span in re.findall(r"`(dsd(?:-lab)?(?: [^`]+)?)`", prose)}
+    words = [shlex.split(span.replace("\\|", "|").replace("…", "...")) for span in sorted(spans)]
+    return [Command(page.name, tuple(word for word in each if word != "..."), run=False) for each in words]

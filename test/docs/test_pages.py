@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cyclopts import CoercionError, CycloptsError, MissingArgumentError
 from every import every
-from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, links, text_of
+from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, inline_commands, links, text_of
 
 from dsd_lab.cli.main import LAB
 from dsd_ros.bringup.systems import values_of
@@ -33,10 +34,13 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(there), f"{page.name} links to {target}: no such heading"
 
 
-def test_every_page_is_in_the_index() -> None:
-    listed = {target.partition("#")[0] for target in links(DOCS / "README.md")}
-    missing = {page.name for page in DOCS.glob("*.md")} - {"README.md"} - listed
-    assert not missing, f"docs/README.md does not list {', '.join(sorted(missing))}"
+def test_every_page_is_in_the_readme() -> None:
+    listed = {target.partition("#")[0] for target in links(ROOT / "README.md")}
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= listed
+
+
+def test_the_front_door_is_small() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 150 and len(list(DOCS.glob("*.md"))) <= 16
 
 
 def test_every_picture_is_shown() -> None:
@@ -54,6 +58,33 @@ def of(*start: str) -> Iterator[Command]:
 def test_dsd_understands_its_command(command: Command) -> None:
     argv = [re.sub(r"^N$", "1", word) for word in command.words[1:]]
     parse(argv, PROGRAMS[command.words[0]])
+
+
+def refusal(command: Command) -> str:
+    """Why the parser refuses an inline command for what it says; what it leaves out is left to the reader."""
+    argv = [re.sub(r"^N$", "1", word).replace("HOST:PORT", "host:1") for word in command.words[1:]]
+    try:
+        parse(argv, PROGRAMS[command.words[0]])
+    except MissingArgumentError:  # said before what is unknown
+        _, apps, _ = PROGRAMS[command.words[0]].app.parse_commands(argv)
+        known = {name for one in apps[-1].assemble_argument_collection() for name in one.names}
+        return ", ".join(word for word in argv if word.startswith("--") and word not in known)
+    except (CycloptsError, ValueError) as error:
+        names = not argv or argv[-1] in ("--debug", "--online") or "name a COMMAND after" in str(error)
+        placeholder = isinstance(error, CoercionError) and any(word.isupper() for word in argv)
+        return "" if names or placeholder else str(error)
+    return ""
+
+
+@every(PAGES)
+def test_commands_in_prose_are_understood(page: Path) -> None:
+    refused = {str(command): why for command in inline_commands(page) if (why := refusal(command))}
+    assert not refused
+
+
+@every(["dsd-lab theory dssd", "dsd decode --gama 4", "dsd verifier --backend other", "dsd documents lend"])
+def test_a_command_that_is_not_there_is_refused(line: str) -> None:
+    assert refusal(Command("page", tuple(line.split()), run=False))
 
 
 # Launch files of other packages that a page starts, with the arguments that they declare.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/beside-your-stack.md and its examples: what is for our nodes is right, what is for others fits it."""
+"""docs/topics.md and its examples: what is for our nodes is right, what is for others fits it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_topics_page import rows
 from dsd_msgs.action import Navigate
 from dsd_ros.ros.settings import NODES, parameter
 
-PAGE = DOCS / "beside-your-stack.md"
+PAGE = DOCS / "topics.md"
 EXAMPLES = ROOT / "examples"
 
 

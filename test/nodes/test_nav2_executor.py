@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``executor: nav2``: verified actions as goals of Nav2's action types, served by a stand-in that drives the simulator.
 
-The stand-in's velocities reach the robot through the safety supervisor, as docs/beside-your-stack.md has it, with the
+The stand-in's velocities reach the robot through the safety supervisor, as docs/topics.md has it, with the
 bring-up's topics and parameters, beside every publisher of velocities that Nav2's own bring-up creates.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documented installation beside an apt ROS 2: README's and docs/install.md's lines run in a stand-in for it."""
+"""The documented installation beside an apt ROS 2: docs/install.md's lines run in a stand-in for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block(page: str, start: str) -> str:
     return found.split("\n\n")[0]
 
 
-README = block("README.md", "# Ubuntu 24.04")
+NEWCOMER = block("docs/install.md", "# Ubuntu 24.04")
 INSTALL = block("docs/install.md", "# as root, on JetPack 7.2")
 ROBOT_UNIT = block("docs/install.md", "sudo useradd")
 CLOUD = block("docs/install.md", "sudo install -d /opt/dsd")
@@ -65,12 +65,12 @@ def directives(jazzy: Jazzy, unit: str) -> tuple[dict[str, str], str]:
 
 
 def test_the_newcomers_lines_are_at_most_five() -> None:
-    lines = [line for line in README.splitlines() if line and not line.startswith("#")]
+    lines = [line for line in NEWCOMER.splitlines() if line and not line.startswith("#")]
     assert 1 < len(lines) <= 5 and lines[-1].startswith("ros2 launch ")
 
 
-def test_the_readmes_lines_install_and_launch(jazzy: Jazzy) -> None:
-    result = jazzy.run(SOURCED + "mkdir -p ~/ws/src && cd ~/ws\n" + README)
+def test_the_newcomers_lines_install_and_launch(jazzy: Jazzy) -> None:
+    result = jazzy.run(SOURCED + "mkdir -p ~/ws/src && cd ~/ws\n" + NEWCOMER)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     started = re.findall(r"^start (\S+)/install/dsd_ros/lib/dsd_ros/(\w+)$", result.stdout, re.MULTILINE)
     assert {workspace for workspace, _ in started} == {str(jazzy.home / "ws")}

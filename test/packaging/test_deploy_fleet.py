@@ -146,6 +146,6 @@ def test_the_fleet_grows_with_the_wait():
 
 
 def test_pages_say_where_the_files_are():
-    page = (ROOT / "docs" / "fleet.md").read_text()
+    page = (ROOT / "docs" / "operations.md").read_text()
     for path in [*FLEET.iterdir(), ROOT / "deploy" / "ray_serve.py"]:
         assert f"deploy/{path.relative_to(ROOT / 'deploy')}" in page, path

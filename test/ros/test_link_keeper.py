@@ -96,7 +96,7 @@ def test_nothing_is_tried_before_a_loss_nor_after_the_end(link):
 
 
 def test_the_page_on_links_names_the_defaults():
-    page = (Path(__file__).parents[2] / "docs" / "links.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "safety.md").read_text(encoding="utf-8")
     for settings in (LinkSettings, DraftNodeSettings, BridgeNodeSettings, EngineSettings):
         for name in ("response_timeout_s", "link_patience_s", "image_timeout_s",
                      "session_expiry_s", "longest_wait_s"):  # fmt: skip

@@ -13,12 +13,12 @@ from dsd_ros.cli.terminal import Progress
 
 command = App(name="papers", help="The four papers: every table and figure, and their formulas for any numbers.")
 
-STUDIES = ("cost", "tslt", "text", "batch", "queues", "scheduling")
+STUDIES = ("cost", "text", "batch", "scheduling")
 
 
 @arguments
 class PageArguments:
-    out: Path | None = file_option("write the page to FILE (default: docs/papers.md of this checkout)")
+    out: Path | None = file_option("write the page to FILE instead of printing it")
 
 
 @arguments
@@ -50,16 +50,19 @@ def _checkout() -> Path:
 
 @command.default
 def page(args: PageArguments = PageArguments()) -> int:
-    """Write docs/papers.md.
+    """Print the page docs/papers.md (`dsd-lab figures --pages` writes it there).
 
-    Every table and figure of the four papers, row by row: the paper's figure, its formula, ours, what is measured here.
+    Every table and figure of the four papers: what it prints, its formula, and ours, computed, simulated, timed, held
+    or counted.
     """
     from dsd_lab.reproduce.page import write_page
 
-    root = _checkout()
-    out = args.out or root / "docs" / "papers.md"
-    out.write_text(write_page(root), encoding="utf-8")
-    print(f"{out} is written")
+    text = write_page(_checkout())
+    if args.out is None:
+        print(text, end="")
+    else:
+        args.out.write_text(text, encoding="utf-8")
+        print(f"{args.out} is written")
     return EXIT_DONE
 
 
@@ -67,10 +70,9 @@ def page(args: PageArguments = PageArguments()) -> int:
 def measure(args: MeasureArguments) -> int:
     """Count tokens, rounds, bytes and passes for the tables (minutes).
 
-    cost: what a provider could bill (FSD Table 1). tslt: K and rho with the shipped pair (TSLT Figures 3 to 6). text:
-    draft lengths and truncations with SmolLM2-135M (DSSD Tables 2 and 3, TSLT). batch: passes over 1 to 64 sequences
-    (FSD Table 9). queues: few workers on a slow downlink (FSD Table 7, Figure 4a). scheduling: simulated answers by
-    which side aggregates (DRAGON Figure 8).
+    cost: what a provider could bill (FSD Table 1). text: draft lengths and truncations with SmolLM2-135M (DSSD Tables 2
+    and 3, TSLT). batch: passes over 1 to 64 sequences (FSD Table 9). scheduling: simulated answers by which side
+    aggregates (DRAGON Figure 8).
     """
     from dsd_lab.reproduce import measure as studies
     from dsd_lab.reproduce.acceptances import measure_text
@@ -84,11 +86,8 @@ def measure(args: MeasureArguments) -> int:
             studies.measure_batches(out, bar.to)
         elif args.study == "scheduling":
             studies.measure_scheduling(out, args.plot)
-        elif args.study == "queues":
-            studies.measure_queues(out, **models, progress=bar.to)
         else:
-            study = studies.cost_study() if args.study == "cost" else studies.tslt_study()
-            studies.measure(study, out, **models, progress=bar.to)
+            studies.measure(studies.cost_study(), out, **models, progress=bar.to)
     print(f"{out} is written")
     return EXIT_DONE
 

@@ -17,7 +17,7 @@ import torch
 
 from dsd_lab.dragon.corpus import SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.plotting import BLUE, GREEN, GREY, YELLOW, new_figure, tidy
-from dsd_lab.report import BenchError, check_range, header, render_template, table
+from dsd_lab.report import CONFIDENCE, BenchError, check_range, header, ratio, render_template, table
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
@@ -175,10 +175,11 @@ def measure_lm(
                 sums[method][place].append(float(row.mean()))
         if progress is not None:
             progress((number + 1) / setting.windows, f"window {number + 1}")
-    return _report(setting, model, len(corpus.passages), sums)
+    return make_report(setting, model, len(corpus.passages), sums)
 
 
-def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[list[float]]]) -> dict[str, Any]:
+def make_report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """``sums``: by method, for each number of documents, the mean log p of each window."""
     draws = np.random.default_rng(0).integers(0, setting.windows, (_RESAMPLED, setting.windows))
     rows = []
     for method in METHODS:
@@ -194,8 +195,9 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
                     "log_p_above_drcg_standard_error": float(ahead[draws].mean(axis=1).std()),
                 }
             )
-    last = len(setting.documents) - 1
-    best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
+    # In nats a token at the most documents, window by window.
+    gained = {method: np.array(sums[method][-1]) - np.array(sums[NONE][-1]) for method in METHODS}
+    second = max((CRCG, DRCG), key=lambda method: float(gained[method].mean()))
     return {
         **header("dragon-lm", _CODE, both=model),
         "corpus": SOURCE,
@@ -203,15 +205,24 @@ def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[
         "model": model.name,
         **{name: getattr(setting, name) for name in ("windows", "window", "query", "passage", "context")},
         "rows": rows,
-        # By the nats that retrieval saves: what the distributed mixture gains for what one prompt gains.
-        "gain_to_drcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[DRCG]),
-        "gain_to_crcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[CRCG]),
-        "reached": best[DRAGON] <= best[DRCG],
+        "gains": {method: ratio(values) for method, values in gained.items()},
+        # By the nats that retrieval saves: what the distributed mixture gains for what the best single prompt gains.
+        "second": second,
+        "gain_to_second": _times(gained[DRAGON][draws].mean(axis=1), gained[second][draws].mean(axis=1))
+        | {"value": _over(gained[DRAGON].mean(), gained[second].mean()), "of": setting.windows},
+        "reached": bool(gained[DRAGON].mean() >= max(gained[method].mean() for method in (CRCG, DRCG))),
     }
 
 
-def _ratio(gain: float, other: float) -> float | None:
-    return gain / other if other > 0 else None
+def _over(gain: float, other: float) -> float | None:
+    return float(gain / other) if other > 0 else None
+
+
+def _times(gains: np.ndarray, others: np.ndarray) -> dict[str, float | None]:
+    """The 95 % interval of resampled ratios; where a resample gains nothing to compare with, "high" is None."""
+    ratios = np.where(others > 0, gains / np.where(others > 0, others, 1.0), np.inf)
+    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="inverted_cdf")
+    return {name: float(bound) if np.isfinite(bound) else None for name, bound in (("low", low), ("high", high))}
 
 
 def render(report: dict[str, Any]) -> str:

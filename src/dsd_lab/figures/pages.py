@@ -42,7 +42,11 @@ class Pages:
 
     def paths(self) -> list[Path]:
         """Every page that may show figures."""
-        return [self.root / "README.md", self.root / "benchmarks" / "README.md", *sorted(self.root.glob("docs/*.md"))]
+        return [
+            self.root / "README.md",
+            *sorted(self.root.glob("benchmarks/*.md")),
+            *sorted(self.root.glob("docs/*.md")),
+        ]
 
     def blocks(self) -> Iterator[tuple[Path, str]]:
         """Each page with each name of a block in it."""

@@ -37,6 +37,7 @@ class Run:
     name: str
     command: str
     minutes: float  # on two cores
+    kind: str = "timed"  # at real speed; "held" to other machines' times; "counted", whatever the load
     plot: str = ""  # a picture of docs/images, without its ending
     needs: str = ""  # a report that must be measured before
     file: str = ""  # a file among the words that is not in the repository; `dsd-lab figures --given` says where it is
@@ -111,10 +112,12 @@ def measure(run: Run, root: Path = ROOT, given: Path | None = None) -> str:
         command = [*_PROGRAM, *words, "--json", str(made)]
         if run.plot:
             command += ["--plot", str(root / "docs" / "images" / f"{run.plot}.png")]
+        began = time.monotonic()
         code = subprocess.run(command, cwd=root, check=False).returncode
         if not made.is_file():
             return f"exit code {code}"
-        path.write_bytes(made.read_bytes())
+        report = json.loads(made.read_text(encoding="utf-8")) | {"took_s": round(time.monotonic() - began, 1)}
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return "" if code == 0 else f"measured, but its command ended with exit code {code}"
 
 
@@ -157,8 +160,11 @@ def plan(chosen: Iterable[Run], again: bool, files: dict[str, Path], root: Path 
         why = f", skipped: {run.file} is not given; get {run.source} and name it with --given FILE" if lacks else ""
         lines.append(f"{run.name}: {state}" + (why if wanted else ", skipped"))
     return todo, [
-        *lines, f"{len(todo)} to measure, about {sum(run.minutes for run in todo):.0f} minutes on two idle cores"
-    ]  # fmt: skip
+        *lines,
+        f"{len(todo)} to measure, about {sum(run.minutes for run in todo):.0f} minutes on two idle cores"
+        if todo
+        else "nothing to measure",
+    ]
 
 
 def given_to(runs: dict[str, Run], given: Sequence[Path]) -> dict[str, Path]:

@@ -31,7 +31,7 @@ from dsd_ros.vlm.sequence import next_logits_together
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Draft, Outcome
 
-REPLIES, TOKENS = 64, 32
+REPLIES, TOKENS = 32, 32
 GAMMAS = (1, 2, 3, 4, 6, 8)
 SHARES = {"K 10 %": 0.1, "K 1 %": 0.01, "K 0.1 %": 0.001}
 NUCLEI = {"rho 0.99": 0.99, "rho 0.9": 0.9, "rho 0.8": 0.8}

@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.modes import measure_modes
-from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
-from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
 from dsd_lab.papers import dragon_simulator as simulator
 from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import BenchError, Row, header
 from dsd_lab.reproduce.table import PRINTED
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.target import LocalTarget
-from dsd_ros.decoding.settings import MAX_KEPT, DecodeSettings
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -48,22 +45,7 @@ class Study:
     draws: int
 
 
-def _sampled(mode: str, gamma: int, tokens: int, **more: Any) -> DecodeSettings:
-    return DecodeSettings(mode=mode, draft_length=gamma, temperature=1.0, max_tokens=tokens, **more)
-
-
-def tslt_study(vocabulary: int = 512, tokens: int = 32, draws: int = 8) -> Study:
-    """TSLT, section 5: K of 10, 1 and 0.1 % of V and nuclei of rho, as a sequence of three and as <2,2,2>."""
-    kept = {f"K {share:g} %": {"top_k_proof": max(1, round(vocabulary * share / 100))} for share in (10, 1, 0.1)}
-    kept |= {f"rho {rho:g}": {"top_k_proof": MAX_KEPT, "top_rho_proof": rho} for rho in (0.99, 0.9, 0.8)}
-    rows = {"all of V": _sampled("dsd", 3, tokens), "all of V <2,2,2>": _sampled("mc-dsd", 3, tokens)}
-    for name, settings in kept.items():
-        rows[name] = _sampled("tslt", 3, tokens, **settings)
-        rows[f"{name} <2,2,2>"] = _sampled("mc-tslt", 3, tokens, **settings)
-    return Study("tslt", rows, lambda: held_out_scenes(8), draws)
-
-
-def cost_study(pictures: int = 24) -> Study:
+def cost_study(pictures: int = 30) -> Study:
     """FSD, Table 1 and Figure 1: what a provider could bill for the same replies, by where the draft runs."""
 
     def of(mode: str, **more: Any) -> DecodeSettings:
@@ -153,13 +135,14 @@ def write(out: Path, report: dict[str, Any]) -> None:
 
 
 BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
-_CONTEXT, _REPEATS = 128, 7
+_CONTEXT, _REPEATS = 128, 5
 
 
 def measure_batches(out: Path, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
     """FSD, Table 9: milliseconds of a pass over so many sequences, one token each, with SmolLM2 and its int8 copy."""
     robot, cloud = map(load_model, text_models("", ""))
-    report = {**header("papers", draft=robot, target=cloud), "study": "batch", "model": "text", "context": _CONTEXT}
+    report = {**header("papers", draft=robot, target=cloud), "study": "batch", "model": "text"}
+    report |= {"context": _CONTEXT, "repeats": _REPEATS}
     for place, (side, model) in enumerate((("target", cloud), ("draft", robot))):
         report[side] = _batches(model)
         if progress is not None:
@@ -201,25 +184,4 @@ def measure_scheduling(out: Path, plot: Path | None = None) -> dict[str, Any]:
         curves = [Curve(name, milliseconds, [one.seconds[name] for one in found]) for name in found[0].seconds]
         panel = Panel("extra latency of the round trip, ms", "seconds an answer", curves)
         draw_panels(plot, "simulated answers by who aggregates", [panel])
-    return report
-
-
-def measure_queues(
-    out: Path, draft: str, target: str, progress: Callable[[float, str], None] | None = None
-) -> dict[str, Any]:
-    """FSD, Table 7 and Figure 4a where queues matter: 1 to 3 workers, gamma 8, T = 1, 4 kbit/s down.
-
-    With the times of the paper's RTX: on its robot eight tokens take almost as long as the target, and any pre-draft
-    is late. The clock runs 2.5 times as fast.
-    """
-    profile = dataclasses.replace(load_profile("rtx-a100"), name="rtx-a100, 4 kbit/s down", gamma=8)
-    profile = dataclasses.replace(profile, link=dataclasses.replace(profile.link, rate_down_bps=4e3))
-    common = {"predraft_source": "exits", "draft_length": 8, "temperature": 1.0}
-    swept = "predraft_workers=1,2,3", "client_queue=priority,random,fifo", "server_queue=priority,fifo"
-    sweeps = [parse_sweep(text) for text in swept]
-    variants = crossed(parse_modes("ar fsd", common), sweeps)
-    models = (ModelSettings(path, threads=1) for path in (draft, target))
-    told: dict[str, Any] = {"told": progress} if progress is not None else {}
-    report = measure_modes(profile, variants, 8, *models, time_scale=0.4, sweeps=sweeps, **told)
-    write(out, report)
     return report

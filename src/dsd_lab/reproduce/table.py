@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import StatisticsError
+from statistics import NormalDist, StatisticsError
 from typing import Any
 
 from dsd_lab import read_data
+from dsd_lab.report import CONFIDENCE
 
-Values = Sequence[float | None] | float | str | None
-COLUMNS = ("", "the paper", "its formula", "ours", "measured here", "agreement, or why not")
+Estimate = Mapping[str, Any]  # "value", and where known "low" and "high" (95 %), and "of": how many were measured
+Value = float | Estimate | None
+Values = Sequence[Value] | Value | str
+# How a figure came about, by the column that it stands in.
+PAPER, FORMULA, OURS, SIMULATED, TIMED, HELD, COUNTED = (
+    "the paper", "its formula", "ours, computed", "simulated", "timed", "held", "counted, then computed"
+)  # fmt: skip
+COLUMNS = ("", PAPER, FORMULA, OURS, SIMULATED, TIMED, HELD, COUNTED, "agreement, or why not")
 NOT_YET = "not measured yet"
 PRINTED = read_data("reproduce/printed.toml")  # what the papers print
 
@@ -39,46 +46,69 @@ class Row:
     paper: Values = None
     formula: Values = None
     ours: Values = None
-    measured: Measured = field(default_factory=Measured)
+    simulated: Values | Measured = None
+    timed: Measured | None = None
+    held: Measured | None = None
+    counted: Measured | None = None
     why: str = ""
     form: str = ".2f"
     compare: bool = True
 
+    @property
+    def columns(self) -> dict[str, Values | Measured]:
+        """What stands under each of the columns between the name and the agreement."""
+        values = (self.paper, self.formula, self.ours, self.simulated, self.timed, self.held, self.counted)
+        return dict(zip(COLUMNS[1:-1], values, strict=True))
+
+    @property
+    def links(self) -> list[str]:
+        """The reports that the row's figures are from."""
+        return [one.link for one in self.columns.values() if isinstance(one, Measured) and one.link]
+
     def cells(self) -> list[str]:
         """The row's cells, as Markdown."""
-        measured = self.measured.text or _shown(self.measured.values, self.form)
-        if self.measured.link:
-            measured += f" ([{Path(self.measured.link).stem}]({self.measured.link}))"
-        shown = [_shown(values, self.form) for values in (self.paper, self.formula, self.ours)]
-        return [self.name, *shown, measured, "; ".join(filter(None, (self.verdict(), self.why)))]
+        shown = [
+            one.text or _shown(one.values, self.form) if isinstance(one, Measured) else _shown(one, self.form)
+            for one in self.columns.values()
+        ]
+        return [self.name, *shown, "; ".join(filter(None, (self.verdict(), self.why)))]
 
     def verdict(self) -> str:
-        """How formula, ours and measurement compare with the paper, in words that are computed."""
+        """How what is computed, simulated and measured compares with the paper, in words that are computed."""
         if not self.compare:
             return ""
+        others = list(self.columns.items())[1:]
         said = [
-            _compared(name, self.paper, values, self.form)
-            for name, values in (("formula", self.formula), ("ours", self.ours), ("measured", self.measured.values))
+            _compared(_short(name), self.paper, one.values if isinstance(one, Measured) else one, self.form)
+            for name, one in others
         ]
         return ", ".join(filter(None, said))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper. ``text``: what is to know before its rows, where it is not in printed.toml."""
+    """A table or figure of a paper. ``text``: what is to know before its rows, where it is not in printed.toml.
+
+    ``cells``: what the cells apart by slashes are, if the same in all rows.
+    """
 
     title: str
     rows: Sequence[Row]
     text: str = ""
+    cells: str = ""
 
     def render(self) -> str:
-        """The section, as Markdown."""
-        used = [any(row.cells()[place] for row in self.rows) or place in (0, 1) for place in range(len(COLUMNS))]
+        """The section, as Markdown; the reports that its figures are from stand below its text."""
+        cells = [row.cells() for row in self.rows]
+        used = [place == 0 or any(row[place] for row in cells) for place in range(len(COLUMNS))]
+        reports = dict.fromkeys(link for row in self.rows for link in row.links)
         text = self.text or PRINTED["texts"].get(self.title, "")
-        lines = [f"### {self.title}", "", *([text, ""] if text else [])]
+        if reports:
+            text += " Reports: " + ", ".join(f"[{Path(link).stem}]({link})" for link in reports) + "."
+        lines = [f"### {self.title}", "", *([text.strip(), ""] if text else [])]
         if self.rows:
-            lines += [_line(COLUMNS, used), _line(["---"] * len(COLUMNS), used)]
-            lines += [_line(row.cells(), used) for row in self.rows]
+            lines += [_line([self.cells, *COLUMNS[1:]], used), _line(["---"] * len(COLUMNS), used)]
+            lines += [_line(row, used) for row in cells]
         return "\n".join(lines).rstrip() + "\n"
 
 
@@ -88,24 +118,56 @@ def printed_table(title: str, *computed: dict[str, Any], text: str = "") -> Tabl
     return Table(title, rows, text)
 
 
+def estimate(value: float, of: int | None, error: float | None = None) -> Estimate:
+    """A value of so many replies, with its 95 % interval where its standard error is known."""
+    bounds = {} if error is None else {"low": value - _Z * error, "high": value + _Z * error}
+    return {"value": value, "of": of, **bounds}
+
+
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+
+
+def _short(column: str) -> str:
+    """A column's name within a sentence."""
+    return column.partition(",")[0].removeprefix("its ")
+
+
 def _line(cells: Iterable[str], used: Sequence[bool]) -> str:
     return "| " + " | ".join(cell for cell, shown in zip(cells, used, strict=True) if shown) + " |"
 
 
-def _numbers(values: Values) -> list[float | None]:
+def _list(values: Values) -> list[Value]:
     if values is None or isinstance(values, str):
         return []
-    return [values] if isinstance(values, int | float) else list(values)
+    return [values] if isinstance(values, int | float | Mapping) else list(values)
+
+
+def _number(value: Value) -> float | None:
+    return value["value"] if isinstance(value, Mapping) else value
 
 
 def _shown(values: Values, form: str) -> str:
+    """``2.14 [2.04, 2.24], n 8``: values with their intervals, and how many were measured."""
     if isinstance(values, str):
         return values
-    return " / ".join("-" if value is None else format(value, form) for value in _numbers(values))
+    listed = _list(values)
+    counts = dict.fromkeys(str(one["of"]) for one in listed if isinstance(one, Mapping) and one.get("of"))
+    return " / ".join(_with_interval(value, form) for value in listed) + (f", n {' / '.join(counts)}" if counts else "")
+
+
+def _with_interval(value: Value, form: str) -> str:
+    number = _number(value)
+    if number is None:
+        return "-"
+    if not isinstance(value, Mapping) or value.get("low") is None or value.get("of") == 1:
+        return format(number, form)
+    high = "no bound" if value["high"] is None else format(value["high"], form)
+    return f"{format(number, form)} [{format(value['low'], form)}, {high}]"
 
 
 def _compared(name: str, paper: Values, other: Values, form: str) -> str:
-    pairs = [(a, b) for a, b in zip(_numbers(paper), _numbers(other), strict=False) if a is not None and b is not None]
+    numbers = ([_number(value) for value in _list(values)] for values in (paper, other))
+    pairs = [(a, b) for a, b in zip(*numbers, strict=False) if a is not None and b is not None]
     if not pairs:
         return ""
     if all(format(a, form) == format(b, form) for a, b in pairs):
@@ -123,9 +185,9 @@ def _compared(name: str, paper: Values, other: Values, form: str) -> str:
 class Reports:
     """The reports of a folder, and whether each is of the weights that ship."""
 
-    def __init__(self, folder: Path, shipped: dict[str, str], evaluated: dict[str, Any]) -> None:
-        """``shipped``: the fingerprints of the models that ship, by role; ``evaluated``: models/figures.json."""
-        self._folder, self._shipped, self._evaluated = folder, shipped, evaluated
+    def __init__(self, folder: Path, shipped: dict[str, str]) -> None:
+        """``shipped``: the fingerprints of the models that ship, by role."""
+        self._folder, self._shipped = folder, shipped
         self._read: dict[str, Any] = {}
 
     def figures(self, name: str, pick: Callable[[Any], Values], models: bool = True) -> Measured:
@@ -143,11 +205,6 @@ class Reports:
         except (LookupError, StopIteration, TypeError, ArithmeticError, StatisticsError):
             values = None
         return Measured(text=NOT_YET) if values is None else Measured(values, link)
-
-    def shipped_demo(self) -> Measured:
-        """The share of simulated runs in which the shipped target reached its goal."""
-        value = self._evaluated["training"]["dagger"][-1]["met"]["reached"]
-        return Measured(value, "../models/figures.json")
 
     def _report(self, name: str) -> Any:
         if name not in self._read:

@@ -85,7 +85,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
 
         self._camera = Camera(self, self._settings.image_transport)
-        self._progress = self.create_publisher(ReplyProgress, "dsd/reply_progress", qos.STATE)
+        self._progress = self.create_publisher(ReplyProgress, "dsd/reply_progress", qos.PROPOSALS)
         self._stats = self.create_publisher(DecodeStats, "dsd/decode_stats", qos.STATE)
         self.create_service(Decode, "dsd/decode", self._on_decode, callback_group=ReentrantCallbackGroup())
         self.autostart()

@@ -82,7 +82,7 @@ class DemoClient:
         ):
             node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
         node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
-        node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
+        node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.PROPOSALS)
         node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
         node.create_subscription(MemoryAnswer, "dsd/memory_answer", self._hear, qos.LATCHED)

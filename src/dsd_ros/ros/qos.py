@@ -14,7 +14,7 @@ _VOLATILE = DurabilityPolicy.VOLATILE
 
 # Only the newest picture matters. A large one is many datagrams, and without repeats it nearly never arrives whole.
 CAMERA = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)
-STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
+STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
 # To subscribe to what is repeated anyway (odometry, IMU, range, scan, battery, cmd_vel): best effort hears every
 # publisher, a reliable subscription only reliable ones. What is said once (nav_action, the protocol, a change in
@@ -30,7 +30,7 @@ SESSION = _keep_last(10, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
 # Fast DDS asks for an acknowledgement at once only where one sample fills the writer's history, otherwise after 3 s.
 EARLY_OUTCOMES = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)
-# Tokens that are sent as they come: either side may be many ahead while the other is slow to read.
+# Tokens that are sent, and shown, as they come: either side may be many ahead while the other is slow to read.
 PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)

@@ -127,6 +127,9 @@ def test_a_report_has_the_outcome_and_every_reply(faults):
     content = report_of(faults)
     body = content.split("</style>")[1]
     assert body.index("find the silver bottle") < body.index("ARRIVED: ") < body.index("<img")
+    assert body.count("starting for") == 1 and body.index("starting for") < body.index("held for") < body.index(
+        "ARRIVED: "
+    )
     assert body.count("<details>") == body.count("<img") == len(faults.steps)
     plain = html.unescape(re.sub(r"<[^>]*>", "", body)).replace("\n", " ")
     whole = [step for step in faults.steps if not any(found["rejected"] for found in step.rounds)]

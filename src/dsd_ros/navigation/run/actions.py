@@ -144,7 +144,7 @@ class Grammar:
 
     @classmethod
     def of(cls, data: Any, name: str) -> Grammar:
-        """The grammar that ``data`` describes (docs/getting-started.md); ``name`` is for messages. GrammarError."""
+        """The grammar that ``data`` describes (docs/models.md); ``name`` is for messages. GrammarError."""
         try:
             kinds = [kind.name.lower() for kind in ActionKind]
             keys = {"marks", "end", "most", "between", "parser", *kinds}
@@ -164,7 +164,7 @@ class Grammar:
             made._check()
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             why = str(error) if isinstance(error, GrammarError) else f"it is damaged ({error!r})"
-            raise GrammarError(f"The grammar {name} cannot be used: {why}; see docs/getting-started.md.") from error
+            raise GrammarError(f"The grammar {name} cannot be used: {why}; see docs/models.md.") from error
         return made
 
     def _check(self) -> None:

@@ -99,7 +99,9 @@ def summary_lines(run: Run) -> list[str]:
     s = summary(run)
     miss = "" if s["miss_rate"] is None else f", miss rate {100 * s['miss_rate']:.1f} %"
     sooner = (
-        "" if s["sooner_estimate"] is None else f" (about {s['sooner_estimate']:.1f} x as fast as alone, an estimate)"
+        ""
+        if s["sooner_estimate"] is None
+        else f" (about {s['sooner_estimate']:.1f} times as fast as the target alone, an estimate)"
     )
     lines = [
         f"{s['bag']}: {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics",
@@ -109,16 +111,18 @@ def summary_lines(run: Run) -> list[str]:
         *(f"note: {note}" for note in s["notes"]),
         f"instruction: {'; '.join(s['instructions']) or 'none'}",
         f"mode {', '.join(s['modes']) or 'unknown'} over {', '.join(s['transports']) or 'nothing'}, "
-        f"target {', '.join(s['targets']) or 'unknown'}, {s['sessions']} sessions",
+        f"target {', '.join(s['targets']) or 'unknown'}, {counted(s['sessions'], 'session')}",
         f"{s['steps']} replies, {gained(s, unit_of_run(run))}{miss}; {s['parsed']} end in an action",
         f"{s['reply_seconds']:.3f} s a reply{sooner}, {s['seconds_per_action']:.2f} s an action, "
         f"{_bytes(s['bytes_up'])} up, {_bytes(s['bytes_down'])} down, {s['distance_m']:.2f} m walked",
     ]
     lines += [f"{e['at']:8.2f} s  refused: {e['code']}: {e['sentence']}" for e in s["refusals"]]
-    lines += [
-        f"{e['at']:8.2f} s  held for {e['seconds']:.2f} s: {', '.join(e['causes'])}: {' '.join(e['sentences'])}"
-        for e in s["stops"]
-    ]
+    replied = _since(run, run.steps[0].at) if run.steps else 0.0
+    for number, e in enumerate(s["stops"]):
+        held = "held" if number or e["at"] + e["seconds"] > replied else "starting"
+        lines.append(
+            f"{e['at']:8.2f} s  {held} for {e['seconds']:.2f} s: {', '.join(e['causes'])}: {' '.join(e['sentences'])}"
+        )
     lines += [f"{e['at']:8.2f} s  {e['outcome']}" for e in s["ends"]]
     return lines
 

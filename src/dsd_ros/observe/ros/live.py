@@ -42,7 +42,7 @@ class Live(RunState):
             (subscriptions.subscribe(kind, topic, profile), on_message)
             for kind, topic, profile, on_message in (
                 (MemoryAnswer, "dsd/memory_answer", qos.LATCHED, self.on_memory),
-                (ReplyProgress, "dsd/reply_progress", qos.LINK, self.on_progress),
+                (ReplyProgress, "dsd/reply_progress", qos.PROPOSALS, self.on_progress),
                 (DecodeStats, "dsd/decode_stats", qos.STATE, self.on_stats),
                 (NavAction, "dsd/nav_action", qos.STATE, self.on_action),
                 (SafetyState, "dsd/safety_state", qos.LATCHED, self.on_safety),

@@ -192,9 +192,10 @@ def test_programs_that_ask_at_once_are_answered_in_their_order(server, pair, mon
         return decode(session, image, chat, *options)
 
     monkeypatch.setattr(serving.EdgeSession, "decode", noted)
-    line, held = server.session._line, threading.Event()
+    line, begun, held = server.session._line, threading.Event(), threading.Event()
     with ThreadPoolExecutor(6) as pool:
-        line.submit(held.wait)
+        line.submit(lambda: (begun.set(), held.wait()))
+        begun.wait()
         answers = []
         for word in words:
             answers.append(pool.submit(ask, server, word))

@@ -378,22 +378,22 @@ class EngineSequence:
             said_token == token for (said_token, _), token in zip(said, ahead, strict=False)
         )
         if self._stream is None or not agrees:
-            self._ask()
-        elif len(ahead) < len(said):
+            return self._ask()
+        if len(ahead) < len(said):
             return said[len(ahead)]
-        else:
-            self._take()
+        self._take()
         return None
 
-    def _ask(self) -> None:
+    def _ask(self) -> tuple[int, list[tuple[int, float]]] | None:
         text, start = self.model.vocabulary.decode(self.tokens)
         if self._said and start < len(self.tokens) and text == self._text:
-            raise EngineError("it has been asked, and does not say the character that has begun")
+            return max(self.model.eos_token_ids), []  # no text says half a character: an end, until the target goes on
         if not self._heard:
             self.error = f"the draft engine at {self.model.url} has not answered yet"
         self._stop()
         self._text, self._start, self._said = text, start, []
         self._stream = _Stream(self.model, self._prompt, text, CANDIDATES if self.chosen or self.constraint else 0)
+        return None
 
     def _take(self) -> None:
         """Take the next piece, if it comes at once."""

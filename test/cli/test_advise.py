@@ -28,8 +28,6 @@ FAR = dataclasses.replace(NEAR, first_s=14, one_way_s=2)
         (NEAR, [True] * 6, 20),
         # One way up, two passes, one way down.
         (FAR, [True] * 6, 24),
-        # As for six, but each drafted token makes a pass a tenth longer: the second one takes 15 s.
-        (dataclasses.replace(NEAR, growth=0.1), [True] * 6, 25),
         # The second token is drafted wrong. The robot learns it at 20 s, when the third pass begins without a draft.
         (NEAR, [True, False, True, True], 40),
         # The target ends at 20 s, and the robot drafts until 21 s.
@@ -70,13 +68,13 @@ def test_link_draft_and_target_are_measured_and_advice_is_given(models, picture,
         )  # fmt: skip
         assert code == 0, err
         found = json.loads(out)
-    with engine_of(models, max_sessions=3) as server:
+    with engine_of(models, max_sessions=1) as server:
         code, out, err = dsd(capsys, "advise", "--verifier", server.url, *pair, "--instruction", "the red chair")
     assert found["target_s"] > 0 and found["draft_s"] > 0 and found["one_way_s"] > 0 and found["gain"] > 0
-    assert 0.2 < found["agreement"] < 1 and found["at_once"][0]["alone_s"] > 11 * found["target_s"]
-    assert [row["robots"] for row in found["at_once"]] == [1, 2] and found["robots"] in (1, 2)
-    assert code == 0 and "times as fast as the target alone" in out and "serves 1 robot " in out, err
-    assert "2 robots at once were not served: " in out  # two sessions are its own, and one is left
+    assert 0.2 < found["agreement"] < 1 and found["at_once"]["1"] > 11 * found["target_s"]
+    assert list(found["at_once"]) == ["1", "2"] and found["robots"] in (1, 2)
+    assert code == 0 and "times as fast as the target alone" in out, err
+    assert "2 robots at once were not served: " in out  # one is
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import given, settings as profile, strategies as st
 from stepped import Unhurried
 from table_model import TableModel
 
+from dsd_ros.cli.advice import draft_along
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
@@ -168,8 +169,8 @@ def test_a_draft_agrees_with_the_tokens_that_it_would_say_next_itself(sampled):
         settings = DecodeSettings(max_tokens=20, **SAMPLED if sampled else {})
         with EdgeSession(channel, DRAFT, settings) as session:
             tokens = session.decode(IMAGE, "go").tokens
-            along = session.draft_along(tokens)
+            agree, _, token_s = draft_along(session, tokens)
     itself = [what_it_would_say(tuple(tokens[:place]), sampled)[:1] for place in range(len(tokens))]
     agrees = [said == [token] for said, token in zip(itself, tokens, strict=True)]
-    assert along.agrees[:19] == agrees[:19] and along.token_s > 0
+    assert agree[:19] == agrees[:19] and token_s > 0
     assert {True, False} == set(agrees)  # else it shows nothing

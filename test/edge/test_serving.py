@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -111,8 +112,7 @@ def alone(target, chat: Chat, length: int = 24, pictures=()) -> tuple[str, int, 
 def test_the_target_is_the_model(server):
     status, listed = call(server, "GET", "/v1/models")
     assert status == 200 and [model["id"] for model in listed["data"]] == ["target"] and listed["object"] == "list"
-    assert call(server, "GET", "/v1/models/target") == (200, listed["data"][0])
-    for method, path in (("GET", "/v1/models/gpt-4o"), ("GET", "/"), ("POST", "/v1/embeddings")):
+    for method, path in (("GET", "/v1/other"), ("GET", "/"), ("POST", "/v1/embeddings")):
         status, answer = call(server, method, path)
         assert status == 404 and answer["error"]["type"] == "invalid_request_error", path
     status, answer = call(server, "POST", "/v1/chat/completions", {"model": "gpt-4o", "messages": [{"role": "user"}]})
@@ -192,13 +192,15 @@ def test_programs_that_ask_at_once_are_answered_in_their_order(server, pair, mon
         return decode(session, image, chat, *options)
 
     monkeypatch.setattr(serving.EdgeSession, "decode", noted)
-    line = server.session._line
+    line, begun, held = server.session._line, threading.Event(), threading.Event()
     with ThreadPoolExecutor(6) as pool:
-        with server.session._turn(lambda: False):
-            answers = []
-            for word in words:
-                answers.append(pool.submit(ask, server, word))
-                until(lambda: len(line) == 1 + len(answers))
+        line.submit(lambda: (begun.set(), held.wait()))
+        begun.wait()
+        answers = []
+        for word in words:
+            answers.append(pool.submit(ask, server, word))
+            until(lambda: line._work_queue.qsize() == len(answers))
+        held.set()
         said = [answer.result()[1]["choices"][0]["message"]["content"] for answer in answers]
     assert said == [alone(pair[0], Chat.of([("user", [word])]))[0] for word in words] and decoded == words
 
@@ -279,8 +281,6 @@ def test_pictures_and_bytes_are_bounded(server):
     assert status == 400 and f"more than {MAX_PICTURES} pictures" in answer["error"]["message"]
     status, answer = call(server, "POST", "/v1/chat/completions", b" " * (MAX_BODY_BYTES + 1))
     assert status == 413 and str(MAX_BODY_BYTES) in answer["error"]["message"]
-    status, answer = call(server, "POST", "/v1/chat/completions", b"{}", {"Content-Type": "text/plain"})
-    assert status == 415
     assert ask(server)[0] == 200
 
 
@@ -301,11 +301,10 @@ def test_beyond_this_machine_a_token_is_asked_for(pair, tmp_path):
         assert call(server, "GET", "/v1/models", headers={"Authorization": "Bearer correct-horse"})[0] == 200
 
 
-def test_no_web_page_of_another_name_is_served(server):
-    for host in ("evil.example", "evil.example:8000", ""):
-        assert call(server, "GET", "/v1/models", headers={"Host": host})[0] == 403
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
-        assert call(server, "GET", "/v1/models", headers={"Host": host})[0] == 200
+def test_no_web_page_is_served(server):
+    for host in ("evil.example", "127.0.0.1"):
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        assert call(server, "POST", "/v1/chat/completions", {"model": "target", "messages": [USER]}, headers)[0] == 403
 
 
 def opened(server, **fields) -> http.client.HTTPResponse:

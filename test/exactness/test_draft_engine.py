@@ -129,7 +129,7 @@ def test_conversations_of_other_programs_are_drafted(server, target, scenes):
             session = ChatSession(channel, engine, DecodeSettings(mode="coupled"), LinkSettings())
             settings = replace(request, settings=session.settings)
             found.append(session.decode(settings, lambda *_: None, lambda: False))
-            assert sum(found[-1].accepted) > 0 and not engine.trouble
+            assert sum(found[-1].accepted) > 0
             session.close()
     assert found[0].tokens == found[1].tokens == alone(target, request)
 
@@ -189,7 +189,6 @@ def kill_and_restart(server, target, scenes, times):
             replies = decode(verifier, engine, scenes, each=each, **values)
             assert tokens(replies) == wanted
             assert any(reply.worker_error for reply in replies[: 2 * times])
-            time.sleep(0.6)  # it is asked again half a second after a failure
             assert all(sum(reply.accepted) for reply in decode(verifier, engine, scenes[:1], mode="dsd"))
 
 
@@ -205,7 +204,6 @@ def test_an_engine_that_hangs_delays_nothing_and_drafts_again(server, target, sc
             server.go_on()
         assert time.monotonic() - began < 5.0
         assert tokens(hung) == wanted * 2 and not any(sum(reply.accepted) for reply in hung)
-        time.sleep(0.6)
         assert all(sum(reply.accepted) for reply in decode(verifier, engine, scenes, mode="dsd"))
 
 

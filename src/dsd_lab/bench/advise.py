@@ -110,9 +110,10 @@ class _Machine:
             yield "pays from, ms a target token", 1e3 * pays / scale, 1e3 * (first * held + beyond) / scale
         hold(self._robot, self._cloud, self._profile)
         served = Served(lambda: LocalChannel(self._engine), lambda: None)
-        replies, _ = run_robots(served, self._robot, self._settings, scenes, robots, self._profile)
+        alone = dataclasses.replace(self._settings, mode="ar")
+        replies, _ = run_robots(served, self._robot, alone, scenes, robots, self._profile)
         measured = statistics.fmean(reply.seconds for reply in replies)
-        yield f"s a reply, {robots} robots", told.beside(robots)[1] / scale, measured / scale
+        yield f"s a reply, {robots} robots alone", told.at_once[robots] / scale, measured / scale
 
     def _first_that_pays(self, scenes: Sequence[Scene], advised: float) -> float:
         """The part of the target's time from which on drafting pays, halved in around between 1/2 and 2 of it."""

@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, tokenizer_option
+from dsd_ros.cli.arguments import (
+    arguments,
+    engine_option,
+    flag,
+    json_option,
+    model_option,
+    model_path,
+    part,
+    tokenizer_option,
+)
 from dsd_ros.cli.decode import check_goal
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.cli.terminal import working
@@ -26,8 +35,6 @@ if TYPE_CHECKING:
     from dsd_ros.wire.channel import Channel
 
 _SCENE = "docs/images/view.png"
-_CLOSE = 0.15  # how near what is computed should be to what is measured
-_TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)  # targets that the table has, as parts of the present one's time
 
 
 @arguments
@@ -41,6 +48,7 @@ class AdviseArguments:
     decoding: DecodeSettings = part(DecodeSettings, "Decoding")
     words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
     draft: str = model_option("draft")
+    draft_engine: str = engine_option()
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
     prompt: str = flag(default="", text=PROMPT_HELP, metavar="NAME_OR_FILE")
@@ -71,6 +79,7 @@ def command(args: AdviseArguments = AdviseArguments()) -> int:
 def _advice(args: AdviseArguments, say: Callable[[str], None]) -> Advice:
     from dsd_ros.cli.advice import measure
     from dsd_ros.cloud.engine import VerifierEngine
+    from dsd_ros.edge.engine import load_draft
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model
@@ -80,7 +89,7 @@ def _advice(args: AdviseArguments, say: Callable[[str], None]) -> Advice:
     instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
     images = args.image
     say("loading the models")
-    draft = load_model(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt))
+    draft = load_draft(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt), args.draft_engine)
     if not images and draft.reads_pictures:
         images = [share_directory() / _SCENE]
         if not images[0].is_file():  # as in a container
@@ -95,60 +104,41 @@ def _advice(args: AdviseArguments, say: Callable[[str], None]) -> Advice:
             target = load_model(ModelSettings(model_path(args.target, "target"), prompt=args.prompt))
             connect = partial(LocalChannel, stack.enter_context(VerifierEngine(target)))
         say("decoding")
-        return measure(
-            connect, draft, args.decoding, questions, args.replies, args.robots, vocabulary=vocabulary, form=form
-        )
+        return measure(connect, draft, args.decoding, questions, args.replies, args.robots, vocabulary, form)
 
 
 def _report(advice: Advice) -> dict[str, Any]:
     """All figures, times in seconds."""
-    from dsd_ros.cli.advice import computed_gain, pays_from
+    from dsd_ros.cli.advice import pays_from
 
-    on, replies = advice.machines, advice.replies
-    said = [agrees for reply in replies for agrees in reply]
-    beside = {count: advice.beside(count) for count in advice.at_once}
+    said = [agrees for reply in advice.replies for agrees in reply]
     return {
-        **vars(on),
+        **vars(advice.machines),
         "agreement": sum(said) / len(said),
-        "draft_share": advice.draft_share,
         "gain": advice.gain,
         "gains": advice.gains,
-        "computed_gain": computed_gain(on, replies),
-        "pays_from_s": pays_from(on, replies),
-        "targets": [
-            {"target_s": on.target_s * times, "gain": computed_gain(on.with_target(on.target_s * times), replies)}
-            for times in _TIMES
-        ],
+        "pays_from_s": pays_from(advice.machines, advice.replies),
         "robots": advice.robots,
+        "at_once": {str(count): seconds for count, seconds in advice.at_once.items()},
         "refused": advice.refused,
-        "at_once": [{"robots": n, "alone_s": alone, "stream_s": stream} for n, (alone, stream) in beside.items()],
     }
 
 
 def _text(found: dict[str, Any], apart: bool) -> str:
-    """The figures in plain sentences, and a table of targets and one of robots."""
-    pays, robots = found["pays_from_s"], found["robots"]
-    least = "at least " if robots == found["at_once"][-1]["robots"] > 1 else ""
+    """The figures in plain sentences."""
+    pays, robots, times = found["pays_from_s"], found["robots"], found["at_once"]
+    least = "at least " if str(robots) == list(times)[-1] != "1" else ""
     lines = [
         f"Measured: a target token takes {1e3 * found['target_s']:.1f} ms, a drafted one {1e3 * found['draft_s']:.1f} "
         f"ms, the link {1e3 * found['one_way_s']:.1f} ms one way; they agree on {found['agreement']:.0%} of tokens.",
         f"Mode stream is {found['gain']:.2f} times as fast as the target alone, {min(found['gains']):.2f} to "
-        f"{max(found['gains']):.2f} by reply; {found['draft_share']:.0%} of the tokens come from drafts.",
+        f"{max(found['gains']):.2f} by reply.",
         "No target would gain 5 % by this draft over this link."
         if pays is None
         else f"With this draft and link stream gains 5 % where a target token takes {1e3 * pays:.1f} ms, or more.",
-        f"The verifier serves {least}{counted(robots, 'robot')} at the same time, each as soon as the target alone "
-        "serves one, give or take 5 %.",
+        f"The verifier serves {least}{counted(robots, 'robot')} at the same time as soon as one, give or take 5 %: "
+        f"without drafts {', '.join(f'{seconds:.2f} s a reply by {count}' for count, seconds in times.items())}.",
         found["refused"],
-        ""
-        if apart
-        else "Draft and target shared this process, which holds both up; what is computed assumes that they do not.",
-        f"Computed, the measured gain would be {found['computed_gain']:.2f}: take what is computed with care."
-        if abs(found["computed_gain"] / found["gain"] - 1.0) > _CLOSE
-        else "",
-        "\nms a target token   times as fast (computed)",
-        *(f"{1e3 * row['target_s']:17.1f} {row['gain']:15.2f}" for row in found["targets"]),
-        "\nrobots at once   s a reply, alone   s a reply, stream (computed)",
-        *(f"{row['robots']:14} {row['alone_s']:18.2f} {row['stream_s']:19.2f}" for row in found["at_once"]),
+        "" if apart else "Draft and target shared this process, so that each held the other up.",
     ]
     return "\n".join(filter(None, lines))

@@ -189,7 +189,6 @@ class Ahead(DraftModel):
         super().reset()
         with self._lock:
             self._levels, self._open, self._taken = [], False, None
-            self.error = ""
 
     def close(self) -> None:
         """End the threads, each after the forward pass it is in."""

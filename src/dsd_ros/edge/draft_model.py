@@ -22,6 +22,7 @@ from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
+from dsd_ros.edge.engine import DraftEngine, failure_of
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -292,7 +293,7 @@ class RoundDraft(Drafted, Protocol):
 
 
 class Proposer(Protocol):
-    """Proposes each round's draft: ``DraftModel``, or an engine."""
+    """Proposes each round's draft: ``DraftModel``, or ``Ahead``."""
 
     @property
     def origin(self) -> Origin: ...
@@ -322,9 +323,9 @@ class DraftModel:
     """Proposes each round's draft, after the outcome of the round before. All calls come from the session's thread."""
 
     origin = Origin()
-    error = ""  # the first failure of a worker in this reply, one sentence; "" if none
+    error = ""  # the first failure of a worker or an engine in this reply, one sentence; "" if none
 
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings) -> None:
+    def __init__(self, model: VisionLanguageModel | DraftEngine, settings: DecodeSettings) -> None:
         self.model = model
         self.device = model.device
         self._settings = settings
@@ -333,13 +334,14 @@ class DraftModel:
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``eos_token_ids`` are the target's."""
         self._next = None
-        sequence = request.prefill(self.model, eos_token_ids)
+        sequence = request.prefill(self.model, eos_token_ids, wait=True)
         self._next = ModelDraft(Drafting(self._settings, eos_token_ids, request.number), 1, [], sequence)
 
     def propose(self) -> ModelDraft:
         """The next round's draft: draft what is not there yet of it."""
         assert self._next is not None, "begin comes first"
         self._next.finish()
+        self.error = failure_of(self._next.sequence) or self.error
         return self._next
 
     def draft_ahead(self, draft: ModelDraft) -> None:
@@ -354,7 +356,7 @@ class DraftModel:
 
     def reset(self) -> None:
         """Give back the memory of the reply: it is over, or begins again."""
-        self._next = None
+        self._next, self.error = None, ""
 
     def close(self) -> None:
         """End worker threads; the next reply may start them again."""

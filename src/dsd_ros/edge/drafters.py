@@ -17,6 +17,7 @@ from dsd_ros.decoding.methods import RoundContext, method_of
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.engine import DraftEngine, NotYet, failure_of
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.translation import Translation
 from dsd_ros.vlm.errors import ContextError
@@ -34,7 +35,7 @@ class Drafter(Protocol):
 
     @property
     def error(self) -> str:
-        """Why an engine has drafted nothing for a time in this reply, one sentence; "" if it has not failed."""
+        """Why an engine says nothing in this reply, one sentence; "" if it does, or there is none."""
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``ends`` are the target's end tokens."""
@@ -54,11 +55,11 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Drafts with a model of this process that has the target's tokenizer."""
+    """Drafts with a model of this process, or an engine, that has the target's tokenizer."""
 
-    error = ""
-
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, longest: int | None = None) -> None:
+    def __init__(
+        self, model: VisionLanguageModel | DraftEngine, settings: DecodeSettings, longest: int | None = None
+    ) -> None:
         """``longest``: tokens to draft of a reply, at most; None: all but the last, which is the target's own."""
         self._longest = settings.max_tokens - 1 if longest is None else longest
         self.device: torch.device | None = model.device
@@ -66,13 +67,17 @@ class ModelDrafter:
         self._method = method_of(Proof.COUPLED, settings.sampling.greedy)
         self._sequence: TokenSequence | None = None
         self._ends: frozenset[int] = frozenset()
-        self._verified = 0  # tokens
-        self._able = True  # False: its context is full, or it lacks a token of the target's
+        self._verified: list[int] = []
+        self._able = True  # False: its context is full, it lacks a token of the target's, or the engine fails
         self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
+
+    @property
+    def error(self) -> str:
+        return failure_of(self._sequence)
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         self._sequence = request.prefill(self._model, ends)
-        self._ends, self._verified, self._able = ends, 0, True
+        self._ends, self._verified, self._able = ends, [], True
         self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -82,27 +87,37 @@ class ModelDrafter:
         if held < len(tokens) and self._able:
             sequence.rollback(held)
             sequence.append(tokens[held:])
-        self._verified = len(tokens)
+        self._verified = list(tokens)
 
     @property
     def far_enough(self) -> bool:
         drafted = self._begun.tokens
-        longest = min(self._verified + LEAD, self._longest)
+        longest = min(len(self._verified) + LEAD, self._longest)
         return not self._able or len(drafted) >= longest or (bool(drafted) and drafted[-1] in self._ends)
 
     def next(self) -> list[int]:
-        sequence = self._begun
         if not self.far_enough:
             try:
-                logits = sequence.constrained(sequence.next_logits().unsqueeze(0))
-                rows, _ = self._method.draw_from(logits, [len(sequence.tokens)], self._context)
-                sequence.append([int(rows.argmax())])
+                self._draft_token(self._begun)
             except ContextError:
                 self._able = False
-        return sequence.tokens[self._verified :] if self._able else []
+            except NotYet:
+                pass
+        return self._drafted
 
     def close(self) -> None:
         self._sequence = None
+
+    def _draft_token(self, sequence: TokenSequence) -> None:
+        """ContextError, or ``NotYet``."""
+        logits = sequence.constrained(sequence.next_logits().unsqueeze(0))
+        rows, _ = self._method.draw_from(logits, [len(sequence.tokens)], self._context)
+        sequence.append([int(rows.argmax())])
+
+    @property
+    def _drafted(self) -> list[int]:
+        """All drafted tokens."""
+        return self._begun.tokens[len(self._verified) :] if self._able else []
 
     @property
     def _begun(self) -> TokenSequence:
@@ -110,34 +125,27 @@ class ModelDrafter:
         return self._sequence
 
 
-class TextDrafter:
-    """Drafts with a model of another tokenizer: its text after the verified part, tokenized as the target would.
+class TextDrafter(ModelDrafter):
+    """The same with another tokenizer: the model's text after the verified part, tokenized as the target would.
 
     The last token of such a text is left out while the text may go on: what follows often changes it. The model's
     sequence holds the verified text, and perhaps drafted text after it that is not refuted.
     """
 
-    error = ""
-
-    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, translation: Translation) -> None:
-        self.device: torch.device | None = model.device
-        self._model, self._settings, self._translation = model, settings, translation
-        self._sequence: TokenSequence | None = None
-        self._ends: frozenset[int] = frozenset()
-        self._verified: list[int] = []
+    def __init__(
+        self, model: VisionLanguageModel | DraftEngine, settings: DecodeSettings, translation: Translation
+    ) -> None:
+        super().__init__(model, settings)
+        self._translation = translation
         # Characters of the verified text, and of the model's own for them: a normalizing tokenizer changes lengths.
         self._agreed, self._agreed_own = 0, 0
         self._end: int | None = None  # the model's token that ended its text
         self._draft: list[int] | None = []  # None: its text cannot be what the target says
         self._place = 0  # how many tokens of the target the drafted text makes
-        self._able = True
-        self._context = RoundContext(settings.sampling, settings.seed, 0, 0, 0)
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
-        self._sequence = request.prefill(self._model, ends)
-        self._ends, self._verified, self._able = ends, [], True
+        super().begin(request, ends)
         self._agreed, self._agreed_own, self._end = 0, 0, None
-        self._context = RoundContext(self._settings.sampling, self._settings.seed, request.number, 0, 0)
         self._translate()
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -161,25 +169,20 @@ class TextDrafter:
 
     @property
     def far_enough(self) -> bool:
-        most = min(LEAD, self._settings.max_tokens - 1 - len(self._verified))
+        most = min(LEAD, self._longest - len(self._verified))
         return not self._able or self._draft is None or self._end is not None or len(self._draft) >= most
 
-    def next(self) -> list[int]:
-        if not self.far_enough:
-            sequence = self._begun
-            try:
-                token = self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0])
-                if token in self._translation.draft_ends:
-                    self._end = token
-                else:
-                    sequence.append([token])
-                self._translate()
-            except ContextError:
-                self._able = False
-        return self._draft or []
+    def _draft_token(self, sequence: TokenSequence) -> None:
+        token = self._chosen(sequence.constrained(sequence.next_logits().unsqueeze(0))[0])
+        if token in self._translation.draft_ends:
+            self._end = token
+        else:
+            sequence.append([token])
+        self._translate()
 
-    def close(self) -> None:
-        self._sequence = None
+    @property
+    def _drafted(self) -> list[int]:
+        return self._draft or []
 
     def _chosen(self, logits: torch.Tensor) -> int:
         """The likeliest token, or what the shared noise of the target's next token selects."""
@@ -204,11 +207,6 @@ class TextDrafter:
             elif (end := self._translation.end_token(self._end, self._ends)) is not None:
                 tokens = [*tokens, end]
         self._draft = tokens
-
-    @property
-    def _begun(self) -> TokenSequence:
-        assert self._sequence is not None, "begin comes first"
-        return self._sequence
 
 
 class Worth:

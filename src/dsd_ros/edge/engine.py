@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft engine: a server beside the robot's nodes that drafts, asked over HTTP.
+"""A draft engine: a server beside the robot's nodes that drafts, asked over HTTP in a draft model's place.
 
 llama-server (llama.cpp) is asked by its own ``/completion``, which names tokens by id; any other by OpenAI's chat
 completions, whose text is tokenized here (vLLM, TensorRT-Edge-LLM). Both stream, and both keep the prompt in their
 prefix cache, so that going on from other tokens costs these tokens alone. What an engine says is a hint: it may die,
-hang or talk nonsense.
+hang or talk nonsense. Then the rest of the reply is not drafted, and the next reply asks it again.
 """
 
 from __future__ import annotations
@@ -16,58 +16,64 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
+import torch
 
+from dsd_ros.decoding.constraint import Constraint
+from dsd_ros.decoding.generation import processed
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.startup import import_transformers
 from dsd_ros.vlm.backbones import resize
+from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.front import ModelFront, check_pictures
 from dsd_ros.vlm.loading import load_front, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, prompt_ids, shown_markers
 from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.wire.client import Limits
 from dsd_ros.wire.pictures import encode_picture
 
 _log = logging.getLogger(__name__)
 CANDIDATES = 40  # of each token, where the likeliest may not be the one: sampled or constrained replies
-_HELLO_S = 1.0  # for an engine's first answer
+_COUNT = 32  # tokens of a request: as many as are drafted ahead
+_LOOK_S = 0.002  # how long a token is waited for before the link is looked at again
 _SILENCE_S = 10.0  # then it hangs; a first token may take seconds, after a long history
-_PAUSE_S = 0.5  # after a failure, before the engine is asked again
 _MAX_LINE = 1 << 20  # bytes
+_NEVER = -1e4  # the logit of tokens that the engine does not name
+_INCOMPLETE = "\ufffd"
 _PICTURE = f"<|vision_start|>{IMAGE_PLACEHOLDER}<|vision_end|>"
-_TURN, _TEXT = "\x1e", "\x1f"
-# Writes a conversation so that it can be taken apart again.
-_PARTS = (
-    "{% for message in messages %}" + _TURN + "{{ message['role'] }}" + _TEXT + "{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
-    + IMAGE_PLACEHOLDER
-    + "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-)
 
 
-class EngineError(Exception):
-    """What an engine did not do; one sentence."""
+class EngineError(ContextError):
+    """What an engine did not do, one sentence. As a full context does, it ends the drafts of a reply."""
 
 
-class EnginePrompt(NamedTuple):
-    """A prompt for an engine.
+class NotYet(Exception):
+    """An engine has not said its next token yet."""
+
+
+@dataclass
+class EnginePrompt:
+    """A reply's prompt for an engine.
 
     text: as the model's chat template writes it, with one placeholder for each picture. messages: OpenAI's, for what
-    reads no ``text``. pictures: PNG in base64. tokens: how many the model reads it as.
+    reads no ``text``. pictures: PNG in base64. tokens: how many the model reads it as. known: what every request needs
+    of the engine, "" until it has said so; it changes when the engine restarts.
     """
 
     text: str
     messages: list[dict[str, Any]]
     pictures: list[str]
     tokens: int
+    known: str = ""
 
 
 class Piece(NamedTuple):
@@ -85,19 +91,6 @@ class Piece(NamedTuple):
     read: int = 0
 
 
-class _Api(Protocol):
-    """How an engine is asked. ``hello`` gives what every request needs, which changes when the engine restarts."""
-
-    hello_path: str
-    path: str
-
-    def hello(self, answer: bytes) -> str: ...
-
-    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]: ...
-
-    def piece(self, line: bytes) -> Piece: ...
-
-
 class _Candidate(msgspec.Struct):
     id: int
     logprob: float | None = None
@@ -112,7 +105,6 @@ class _LlamaChunk(msgspec.Struct):
     tokens: list[int]
     stop: bool
     tokens_evaluated: int = 0
-    stop_type: str = ""
     completion_probabilities: list[_Candidates] = []
 
 
@@ -121,19 +113,19 @@ class _LlamaProps(msgspec.Struct):
 
 
 class _Llama:
-    """llama-server's own API."""
+    """llama-server's own API. ``hello`` gives ``EnginePrompt.known``; ``said`` is the reply's text so far."""
 
     hello_path, path = "/props", "/completion"
 
     def hello(self, answer: bytes) -> str:
         return msgspec.json.decode(answer, type=_LlamaProps).media_marker
 
-    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]:
+    def body(self, prompt: EnginePrompt, said: str, candidates: int) -> dict[str, Any]:
         text: Any = prompt.text + said
         if prompt.pictures:  # the server writes the tokens around a picture itself
-            text = {"prompt_string": text.replace(_PICTURE, known), "multimodal_data": prompt.pictures}
+            text = {"prompt_string": text.replace(_PICTURE, prompt.known), "multimodal_data": prompt.pictures}
         return {
-            "prompt": text, "n_predict": count, "n_probs": candidates, "temperature": 0, "top_k": 1, "stream": True,
+            "prompt": text, "n_predict": _COUNT, "n_probs": candidates, "temperature": 0, "top_k": 1, "stream": True,
             "cache_prompt": True, "return_tokens": True,
         }  # fmt: skip
 
@@ -141,8 +133,7 @@ class _Llama:
         found = msgspec.json.decode(line, type=_LlamaChunk)
         likely = found.completion_probabilities[0].top_logprobs if found.completion_probabilities else []
         candidates = [(each.id, each.logprob) for each in likely if each.logprob is not None]
-        ended = found.stop_type == "eos"
-        return Piece(found.content, found.tokens, candidates, ended, found.stop, found.tokens_evaluated)
+        return Piece(found.content, found.tokens, candidates, last=found.stop, read=found.tokens_evaluated)
 
 
 class _Delta(msgspec.Struct):
@@ -178,10 +169,10 @@ class _OpenAi:
             raise EngineError("it serves no model")
         return models[0].id
 
-    def body(self, known: str, prompt: EnginePrompt, said: str, count: int, candidates: int) -> dict[str, Any]:
+    def body(self, prompt: EnginePrompt, said: str, candidates: int) -> dict[str, Any]:
         begun = [{"role": "assistant", "content": said}] if said else []
         return {
-            "model": known, "messages": [*prompt.messages, *begun], "max_tokens": count, "temperature": 0,
+            "model": prompt.known, "messages": [*prompt.messages, *begun], "max_tokens": _COUNT, "temperature": 0,
             "stream": True, "continue_final_message": bool(said), "add_generation_prompt": not said,
         }  # fmt: skip
 
@@ -199,19 +190,15 @@ class DraftEngine:
     Thread-safe. ``url``: of llama-server, or, if it ends in /v1, of an OpenAI API.
     """
 
+    device: torch.device | None = None
+
     def __init__(self, url: str, front: ModelFront) -> None:
         parts = urlsplit(url)
         self.url, self._front = url, front
-        self._address = parts.hostname or "127.0.0.1", parts.port or 80
+        self.address = parts.hostname or "127.0.0.1", parts.port or 80
         base = parts.path.rstrip("/")
-        self.names_tokens = not base.endswith("/v1")
-        self._api: _Api = _Llama() if self.names_tokens else _OpenAi(base)
-        self._lock = threading.Lock()
-        self._known = ""  # what its hello gave; "": it has to be asked
-        self._rests_until = 0.0
-        self.trouble = ""  # why it failed last, one sentence
-        self._down = False
-        self._told = False  # that it reads another number of tokens
+        self._api: _OpenAi | _Llama = _OpenAi(base) if base.endswith("/v1") else _Llama()
+        self._down = self._told = False  # whether it was said that it fails, and that it reads another prompt
         self.name, self.template = front.name, front.template
         self.max_length = sys.maxsize  # it does not say how long a prompt may be
         self.tokenizer, self.constrainer = front.tokenizer, front.constrainer
@@ -228,95 +215,70 @@ class DraftEngine:
         """The text of reply tokens, without special tokens and padding ids."""
         return self.vocabulary.decode_text(tokens)
 
-    def prompt(
+    def prefill(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]] = ()
-    ) -> EnginePrompt:
-        """What the engine is to read; errors as of ``VisionLanguageModel.prefill`` but for its length.
+    ) -> EngineSequence:
+        """A reply to come, of which nothing is asked yet; errors as of ``VisionLanguageModel.prefill`` but for length.
 
         Pictures have the size at which the model reads them, and so as many tokens as in the own draft.
         """
         front = self._front
         check_pictures(front.name, self.reads_pictures, image, history)
         shown = [earlier for earlier, _ in history] + ([] if image is None else [image])
-        past, counts, pictures = [(1, action) for _, action in history], [], []
+        counts, pictures = [], []
         for picture in shown:
             assert front.images is not None
             sides = picture.shape[:2]
             counts.append(front.images.image_tokens(*sides))
             pictures.append(base64.b64encode(encode_picture(resize(picture, *front.images.resized(*sides)))).decode())
-        asked = instruction, int(image is not None), past
+        asked = instruction, int(image is not None), [(1, action) for _, action in history]
         text = front.template.render(*asked)
         length = len(prompt_ids(front.tokenizer, text)) + sum(counts) - len(counts)
-        parted = "" if self.names_tokens else replace(front.template, chat_template=_PARTS).render(*asked)
-        return EnginePrompt(shown_markers(text), _messages(shown_markers(parted), pictures), pictures, length)
+        messages = _shown(front.template.messages(*asked), pictures)
+        return EngineSequence(self, EnginePrompt(shown_markers(text), messages, pictures, length))
 
-    def ask(self, prompt: EnginePrompt, said: str, count: int, candidates: int) -> EngineStream:
-        """Let it go on from the reply's text ``said``, for ``count`` tokens, each with so many ``candidates``."""
-        stream = EngineStream(self, prompt, said, count, candidates)
-        stream.start()
-        return stream
-
-    @property
-    def rests(self) -> bool:
-        """Whether it has just failed, so that it is not asked yet."""
-        return time.monotonic() < self._rests_until
-
-    def failed(self, error: Exception) -> str:
-        """It died, hung or talked nonsense; returns that as a sentence, which is logged once."""
+    def failed(self, error: Exception) -> EngineError:
+        """It died, hung or talked nonsense: that as a sentence, which is logged once."""
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, TimeoutError):
             reason = "it does not answer"
         sentence = f"the draft engine at {self.url} failed, so replies are not drafted: {reason[:200]}"
-        with self._lock:
-            self._known, self._rests_until, self.trouble = "", time.monotonic() + _PAUSE_S, sentence
-            news, self._down = not self._down, True
-        if news:
+        if not self._down:
             _log.warning("%s", sentence)
-        return sentence
+        self._down = True
+        return EngineError(sentence)
 
     def heard(self, prompt: EnginePrompt, read: int) -> None:
         """It has answered, after ``read`` tokens of ``prompt``, or 0 for an unknown number."""
-        with self._lock:
-            news, self._down = self._down, False
-            tell, self._told = 0 < read != prompt.tokens and not self._told, self._told or 0 < read != prompt.tokens
-        if news:
+        if self._down:
             _log.info("the draft engine at %s answers again", self.url)
-        if tell:
+        self._down = False
+        if 0 < read != prompt.tokens and not self._told:
+            self._told = True
             _log.warning(
                 "the draft engine at %s reads a prompt as %d tokens that the model in %s reads as %d, so it sees "
                 "another picture: start it with the vision tower of the same model, and with its bounds for pictures",
                 self.url, read, self._front.directory, prompt.tokens,
             )  # fmt: skip
 
-    def request(self, stream: EngineStream) -> Iterator[Piece]:
-        """What it says to a stream's request, piece by piece. EngineError, OSError, HTTPException, MsgspecError."""
-        known = self._known
-        if not known:
-            with self._connected(_HELLO_S, stream) as connection:
-                connection.request("GET", self._api.hello_path)
-                known = self._known = self._api.hello(_answered(connection).read(_MAX_LINE))
-        body = msgspec.json.encode(self._api.body(known, *stream.asked))
-        with self._connected(_SILENCE_S, stream) as connection:
-            connection.request("POST", self._api.path, body, {"Content-Type": "application/json"})
-            answer = _answered(connection)
-            left, heard = stream.asked[2], time.monotonic()
-            while line := answer.readline(_MAX_LINE):
-                if line.startswith((b"data:", b"error:")):
-                    piece, heard = self._api.piece(line.partition(b":")[2]), time.monotonic()
-                    yield piece
-                    left -= 1
-                    if piece.last or not left:
-                        return
-                if time.monotonic() > heard + _SILENCE_S:  # it sends other lines, to keep the connection
-                    raise TimeoutError
-        raise EngineError("it broke off")
-
-    @contextlib.contextmanager
-    def _connected(self, timeout: float, stream: EngineStream) -> Iterator[http.client.HTTPConnection]:
-        with contextlib.closing(http.client.HTTPConnection(*self._address, timeout=timeout)) as connection:
-            connection.connect()
-            stream.uses(connection.sock)
-            yield connection
+    def request(
+        self, connection: http.client.HTTPConnection, prompt: EnginePrompt, said: str, candidates: int
+    ) -> Iterator[Piece]:
+        """What it says after ``said``, piece by piece. EngineError, OSError, HTTPException, MsgspecError."""
+        if not prompt.known:
+            connection.request("GET", self._api.hello_path)
+            prompt.known = self._api.hello(_answered(connection).read(_MAX_LINE))
+        body = msgspec.json.encode(self._api.body(prompt, said, candidates))
+        connection.request("POST", self._api.path, body, {"Content-Type": "application/json"})
+        answer = _answered(connection)
+        pieces = 0
+        while (line := answer.readline(_MAX_LINE)) and pieces < 2 * _COUNT:
+            if line.startswith((b"data:", b"error:")):
+                piece, pieces = self._api.piece(line.partition(b":")[2]), pieces + 1
+                yield piece
+                if piece.last:
+                    return
+        raise EngineError("it broke off, or says more than it was asked for")
 
 
 def _answered(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
@@ -326,62 +288,151 @@ def _answered(connection: http.client.HTTPConnection) -> http.client.HTTPRespons
     return answer
 
 
-class EngineStream(threading.Thread):
-    """One request to an engine, read by a thread of its own.
+class _Stream(threading.Thread):
+    """One request to an engine, read by a thread of its own: ``pieces`` come, at last None or what went wrong."""
 
-    Attributes: ``over``, whether nothing more comes; ``error``, why, if the engine failed.
-    """
-
-    def __init__(self, engine: DraftEngine, prompt: EnginePrompt, said: str, count: int, candidates: int) -> None:
+    def __init__(self, engine: DraftEngine, prompt: EnginePrompt, said: str, candidates: int) -> None:
         super().__init__(name="draft engine", daemon=True)
-        self.asked = prompt, said, count, candidates
-        self._engine, self._prompt = engine, prompt
-        self._pieces: list[Piece] = []
-        self._news = threading.Condition()
+        self.pieces: SimpleQueue[Piece | Exception | None] = SimpleQueue()
+        self._engine, self._asked = engine, (prompt, said, candidates)
+        self._connection = http.client.HTTPConnection(*engine.address, timeout=_SILENCE_S)
         self._socket: socket.socket | None = None
-        self._given_up = False
-        self.over = False
-        self.error = ""
+        self._closed = False
+        self.start()
 
     def run(self) -> None:
-        error, first = "", True
         try:
-            for piece in self._engine.request(self):
-                if first:
-                    self._engine.heard(self._prompt, 0 if self.asked[1] else piece.read)
-                first = False
-                with self._news:
-                    self._pieces.append(piece)
-                    self._news.notify()
-        except (EngineError, OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as wrong:
-            if not self._given_up:
-                error = self._engine.failed(wrong)
-        with self._news:
-            self.over, self.error = True, error
-            self._news.notify()
+            with contextlib.closing(self._connection):
+                self._connection.connect()
+                self._socket = self._connection.sock
+                if not self._closed:
+                    for piece in self._engine.request(self._connection, *self._asked):
+                        self.pieces.put(piece)
+            self.pieces.put(None)
+        except (EngineError, OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as error:
+            self.pieces.put(error)
 
-    def take(self, seconds: float) -> list[Piece]:
-        """What has come since the last time; waits so long at most if that is nothing."""
-        with self._news:
-            if not (self._pieces or self.over):
-                self._news.wait(seconds)
-            pieces, self._pieces = self._pieces, []
-            return pieces
-
-    def uses(self, connected: socket.socket) -> None:
-        """What it is read from."""
-        with self._news:
-            self._socket = connected
-            if self._given_up:
-                raise EngineError("it is not needed any more")
-
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Let the engine stop: nothing more is needed."""
-        with self._news:
-            self._given_up = True
-            if self._socket is not None:
-                with contextlib.suppress(OSError):  # it has ended
-                    self._socket.shutdown(socket.SHUT_RDWR)
+        self._closed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class EngineSequence:
+    """One reply at an engine: what a drafter needs of ``vlm.sequence.Sequence``. For one thread.
+
+    The engine goes on by its own likeliest token. Where another is appended (the target's, or one that shared noise or
+    a grammar chose among the likeliest), it is asked to go on from there.
+
+    Attributes: ``error``, why it says nothing, one sentence. ``chosen``, whether candidates are wanted. ``limits`` of
+    a wait for the next token; None: do not wait.
+    """
+
+    def __init__(self, engine: DraftEngine, prompt: EnginePrompt) -> None:
+        self.model, self._prompt = engine, prompt
+        self.tokens: list[int] = []
+        self.constraint: Constraint | None = None
+        self.chosen = False
+        self.limits: Limits | None = None
+        self.error, self._heard = "", False
+        self._stream: _Stream | None = None
+        self._text, self._start = "", 0  # what the engine goes on from, and of how many tokens that is
+        self._said: list[tuple[int, list[tuple[int, float]]]] = []  # tokens after these, each with its candidates
+
+    def __del__(self) -> None:
+        self._stop()  # else the engine would be busy when the next reply begins
+
+    def rollback(self, length: int) -> None:
+        """Keep the first ``length`` tokens."""
+        del self.tokens[length:]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Go on from these."""
+        self.tokens += tokens
+
+    def next_logits(self, on_layer: object = None) -> torch.Tensor:
+        """Log probabilities (vocabulary,) as far as the engine names them; EngineError, and ``NotYet`` or its limits'.
+
+        Without candidates the engine's token alone is likely.
+        """
+        while (found := self._next()) is None:
+            if self.limits is None:
+                raise NotYet
+            self.limits.check()
+        token, candidates = found
+        known = [each for each in candidates if 0 <= each[0] < self.model.known_tokens] or [(token, 0.0)]
+        row = torch.full((self.model.vocab_size,), _NEVER)
+        row[[each for each, _ in known]] = torch.tensor([chance for _, chance in known])
+        return row
+
+    def constrained(self, logits: torch.Tensor, nodes: int = 0) -> torch.Tensor:
+        """Logits (1, vocabulary) after all tokens, as the constraint leaves them."""
+        return processed(logits, None, self.constraint, self.tokens, (), ())
+
+    def _next(self) -> tuple[int, list[tuple[int, float]]] | None:
+        """What comes after all tokens, if that is known; else one step on the way."""
+        ahead, said = self.tokens[self._start :], self._said
+        agrees = self._start <= len(self.tokens) and all(
+            said_token == token for (said_token, _), token in zip(said, ahead, strict=False)
+        )
+        if self._stream is None or not agrees:
+            return self._ask()
+        if len(ahead) < len(said):
+            return said[len(ahead)]
+        self._take()
+        return None
+
+    def _ask(self) -> tuple[int, list[tuple[int, float]]] | None:
+        text, start = self.model.vocabulary.decode(self.tokens)
+        if self._said and start < len(self.tokens) and text == self._text:
+            return max(self.model.eos_token_ids), []  # no text says half a character: an end, until the target goes on
+        if not self._heard:
+            self.error = f"the draft engine at {self.model.url} has not answered yet"
+        self._stop()
+        self._text, self._start, self._said = text, start, []
+        self._stream = _Stream(self.model, self._prompt, text, CANDIDATES if self.chosen or self.constraint else 0)
+        return None
+
+    def _take(self) -> None:
+        """Take the next piece, if it comes at once."""
+        assert self._stream is not None
+        try:
+            piece = self._stream.pieces.get(timeout=_LOOK_S)
+        except Empty:
+            return
+        if piece is None:
+            self._stream = None
+            piece = None if self._said else EngineError("it says nothing")
+        if isinstance(piece, Exception):
+            failure = self.model.failed(piece)
+            self.error = str(failure)
+            raise failure
+        if piece is not None:
+            self._hear(piece)
+
+    def _hear(self, piece: Piece) -> None:
+        if not self._heard:
+            self.error, self._heard = "", True
+            self.model.heard(self._prompt, 0 if self._text else piece.read)
+        vocabulary, tokens = self.model.vocabulary, piece.tokens
+        if vocabulary.decode_text(tokens) != piece.text:  # llama-server leaves out those that only begin a character
+            tokens = [] if _INCOMPLETE in piece.text else vocabulary.encode(piece.text)
+        candidates = piece.candidates if len(tokens) == 1 else []
+        self._said += [(token, candidates) for token in tokens if 0 <= token < self.model.known_tokens]
+        if piece.ended:
+            self._said.append((max(self.model.eos_token_ids), []))  # chat models number the end of turn last
+
+    def _stop(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+
+def failure_of(sequence: object) -> str:
+    """Why an engine says nothing in a reply, "" if it does, or there is none."""
+    return sequence.error if isinstance(sequence, EngineSequence) else ""
 
 
 def load_draft(settings: ModelSettings, engine: str = "") -> VisionLanguageModel | DraftEngine:
@@ -392,16 +443,15 @@ def load_draft(settings: ModelSettings, engine: str = "") -> VisionLanguageModel
     return DraftEngine(engine, load_front(settings, weights=False))
 
 
-def _messages(parted: str, pictures: Sequence[str]) -> list[dict[str, Any]]:
-    """OpenAI's messages of a conversation written by ``_PARTS``, with the pictures in their places."""
-    left, messages = iter(pictures), []
-    for turn in parted.split(_TURN)[1:]:
-        role, _, content = turn.partition(_TEXT)
-        parts: list[dict[str, Any]] = []
-        for number, text in enumerate(content.split(IMAGE_PLACEHOLDER)):
-            if number:
-                parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{next(left)}"}})
-            if text:
-                parts.append({"type": "text", "text": text})
-        messages.append({"role": role, "content": parts})
-    return messages
+def _shown(messages: Sequence[dict[str, Any]], pictures: Sequence[str]) -> list[dict[str, Any]]:
+    """A template's messages as OpenAI's, with the pictures in their places."""
+    left, found = iter(pictures), []
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        found.append({"role": message["role"], "content": [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{next(left)}"}}
+            if part["type"] == "image" else {"type": "text", "text": shown_markers(part["text"])}
+            for part in parts
+        ]})  # fmt: skip
+    return found

@@ -152,9 +152,8 @@ class StreamRecorder:
         """Call what drafts one token more, and note what it took."""
         began = time.perf_counter()
         drafted = draft()
-        if len(drafted) > len(self._draft):
-            self._drafts += 1
-            self._draft_seconds += time.perf_counter() - began
+        self._drafts += max(0, len(drafted) - len(self._draft))
+        self._draft_seconds += time.perf_counter() - began
         self._draft = drafted
         return drafted
 

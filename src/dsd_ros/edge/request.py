@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from dsd_ros.decoding.constraint import Constraint
+from dsd_ros.edge.engine import DraftEngine, EngineSequence
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import Progress
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -20,7 +22,8 @@ from dsd_ros.wire.client import Limits
 class ReplyRequest:
     """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None.
 
-    ``constrain``: what holds a draft to the grammar of constrained replies, by the target's end tokens.
+    ``constrain``: what holds a draft to the grammar of constrained replies, by the target's end tokens. ``sampled``:
+    whether tokens are drawn.
     """
 
     number: int
@@ -31,10 +34,16 @@ class ReplyRequest:
     limits: Limits
     history: History = ()
     constrain: Callable[[frozenset[int]], Constraint] | None = None
+    sampled: bool = False
 
-    def prefill(self, model: VisionLanguageModel, ends: frozenset[int]) -> Sequence:
-        """Let a draft model read the prompt; errors as of ``VisionLanguageModel.prefill``."""
+    def prefill(self, model: VisionLanguageModel | DraftEngine, ends: frozenset[int], wait: bool = False) -> Sequence:
+        """Let a draft model read the prompt; errors as of ``VisionLanguageModel.prefill``.
+
+        ``wait``: whether an engine's next token is waited for, within the limits.
+        """
         sequence = model.prefill(self.image, self.instruction, self.history)
         if self.constrain is not None:
             sequence.constraint = self.constrain(ends)
-        return sequence
+        if isinstance(sequence, EngineSequence):
+            sequence.chosen, sequence.limits = self.sampled, self.limits if wait else None
+        return cast("Sequence", sequence)  # an engine's has what drafts without branches need

@@ -15,16 +15,14 @@ import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeout  # before Python 3.11 another
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dsd_ros.addresses import is_loopback
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.chat_request import MAX_BODY_BYTES, ApiError, ChatRequest, read_request
 from dsd_ros.edge.client import VerifierRefused
@@ -36,6 +34,7 @@ from dsd_ros.edge.settings import LinkSettings, ServeSettings
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.backbones import smart_resize
 from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.front import check_prompt_length
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import prompt_ids
 from dsd_ros.wire.channel import Channel, LinkError, bearer
@@ -45,10 +44,10 @@ from dsd_ros.wire.messages import RefusalCode, SessionReply
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _IDLE_S = 30.0  # a client that sends or takes nothing for this long is gone
 _MOST_WAITING = 64  # requests, the one being answered included
-_POLL_S = 0.05
 _CLOSE_S = 0.5  # for the reply under way, when the server ends
 _INCOMPLETE = "\ufffd"  # the first bytes of a character whose last tokens are still to come
 
@@ -68,34 +67,20 @@ class ChatSession:
         self.settings = settings
         self._channel, self._draft, self._link, self._vocabulary = channel, draft, link, vocabulary
         self._worth = Worth()
-        self._line: deque[object] = deque()  # who holds the session, and those that wait for it
-        self._moved = threading.Condition()
+        self._line = ThreadPoolExecutor(1, "chat")  # first come, first served
+        self._room = threading.Semaphore(_MOST_WAITING)
         self._session = self._new(settings)
         self._verifier: SessionReply | None = None
 
     def model(self, cancelled: Callable[[], bool]) -> str:
         """The target's name; LinkError when no verifier answers."""
         if self._verifier is None:
-            with self._turn(cancelled):
-                return self._open(cancelled)
+            return self._in_turn(lambda: self._open(cancelled)).target_name
         return self._verifier.target_name
 
     def decode(self, request: ChatRequest, on_progress: Progress, cancelled: Callable[[], bool]) -> DecodedReply:
         """The target's reply; ApiError, or what ``EdgeSession.decode`` raises."""
-        with self._turn(cancelled):
-            if request.seeded or request.settings != self._session.settings:
-                self._renew(request.settings)
-            check_model(request.model, self._open(cancelled))
-            present = request.pictures[-1] if request.pictures else None
-            history = [(picture, "") for picture in request.pictures[:-1]]
-            try:
-                return self._session.decode(present, request.chat, on_progress, None, cancelled, history)
-            except BaseException as error:
-                self._renew(self.settings)  # the verifier ends the reply with its session
-                refused = isinstance(error, VerifierRefused) and error.code == RefusalCode.BAD_OBSERVATION
-                if refused and self.prompt_tokens(request) >= self._draft.max_length:
-                    raise ContextError(str(error)) from error  # as the draft says, which reads the prompt meanwhile
-                raise
+        return self._in_turn(lambda: self._decode(request, on_progress, cancelled))
 
     def prompt_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, those of its pictures as the target reads them; 0 before there is a session."""
@@ -110,35 +95,38 @@ class ChatSession:
 
     def close(self) -> None:
         """End the session at the verifier, if no reply is in the way."""
-        until = time.monotonic() + _CLOSE_S
-        with contextlib.suppress(DecodeCancelled, ApiError), self._turn(lambda: time.monotonic() > until):
-            self._session.close()
+        with contextlib.suppress(FutureTimeout):
+            self._line.submit(self._session.close).result(_CLOSE_S)
 
-    @contextlib.contextmanager
-    def _turn(self, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """Hold the session, first come, first served. DecodeCancelled; ApiError where too many wait."""
-        me = object()
-        with self._moved:
-            if len(self._line) >= _MOST_WAITING:
-                raise ApiError(429, f"{_MOST_WAITING} requests are waiting already; try again later", None, "busy")
-            self._line.append(me)
+    def _in_turn(self, do: Callable[[], T]) -> T:
+        if not self._room.acquire(blocking=False):
+            raise ApiError(429, f"{_MOST_WAITING} requests are waiting already; try again later", None, "busy")
         try:
-            with self._moved:
-                while self._line[0] is not me and not cancelled():
-                    self._moved.wait(_POLL_S)
-            if cancelled():
-                raise DecodeCancelled
-            yield
+            return self._line.submit(do).result()
         finally:
-            with self._moved:
-                self._line.remove(me)
-                self._moved.notify_all()
+            self._room.release()
 
-    def _open(self, cancelled: Callable[[], bool]) -> str:
+    def _decode(self, request: ChatRequest, on_progress: Progress, cancelled: Callable[[], bool]) -> DecodedReply:
+        if request.seeded or request.settings != self._session.settings:
+            self._renew(request.settings)
+        check_model(request.model, self._open(cancelled).target_name)
+        present, history = None, [(picture, "") for picture in request.pictures]
+        if history:
+            present, _ = history.pop()
+        check_prompt_length(self._draft.name, self._draft.max_length, self.prompt_tokens(request), len(history))
+        try:
+            return self._session.decode(present, request.chat, on_progress, None, cancelled, history)
+        except BaseException:
+            self._renew(self.settings)  # the verifier ends the reply with its session
+            raise
+
+    def _open(self, cancelled: Callable[[], bool]) -> SessionReply:
+        if cancelled():
+            raise DecodeCancelled
         self._session.open(cancelled=cancelled)
         self._verifier = self._session.verifier
         assert self._verifier is not None
-        return self._verifier.target_name
+        return self._verifier
 
     def _renew(self, settings: DecodeSettings) -> None:
         self._session.close()
@@ -159,9 +147,7 @@ class ApiServer(ThreadingTCPServer):
 
     def __init__(self, session: ChatSession, settings: ServeSettings) -> None:
         """OSError, one sentence, when it cannot listen; ValueError for the token file."""
-        self.session, self.token = session, settings.token()
-        self.stopping = False
-        self.alone = self.token is None and is_loopback(settings.host)
+        self.session, self.token, self.stopping = session, settings.token(), False
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         try:
             super().__init__((settings.host, settings.port), _Handler)
@@ -170,11 +156,10 @@ class ApiServer(ThreadingTCPServer):
             raise OSError(f"{where} cannot be listened on ({error.strerror}); choose another, or 0 for any") from error
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"http://{host}:{self.server_address[1]}/v1"
-        self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="api", daemon=True)
 
     def start(self) -> None:
         """Answer, on a thread of its own."""
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.05,), name="api", daemon=True).start()
 
     def close(self) -> None:
         """End every reply and the session, within two seconds."""
@@ -195,20 +180,33 @@ class ApiServer(ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of one client."""
+    """One request of one client."""
 
     server: ApiServer
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
     disable_nagle_algorithm = True
-    _unread = 0  # bytes of the body
-    _streams = False  # whether an answer has begun as a stream
+    _streams = False  # whether the answer has begun as a stream
 
     def do_GET(self) -> None:
-        self._answer(self._get)
+        try:
+            try:
+                self._answer()
+            except (ConnectionError, TimeoutError, DecodeCancelled):
+                raise
+            except Exception as error:
+                told = _told(error)
+                if self._streams:
+                    self.event(told.body)
+                else:
+                    self.send(told.status, told.body)
+            if self._streams:
+                self.wfile.write(b"0\r\n\r\n")
+        except (ConnectionError, TimeoutError, DecodeCancelled):  # the client has gone, or this server ends
+            self.close_connection = True
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self.do_GET()
 
     def gone(self) -> bool:
         """Whether nobody waits for the answer any more."""
@@ -221,77 +219,46 @@ class _Handler(BaseHTTPRequestHandler):
 
     def event(self, value: Any) -> None:
         """Send one event of a stream, which the first one begins; None ends it."""
-        chunked = self.request_version == "HTTP/1.1"
         if not self._streams:
             self._streams = True
-            self.close_connection |= not chunked
-            self._begin(200, "text/event-stream; charset=utf-8", {"Transfer-Encoding": "chunked"} if chunked else {})
+            self._begin(200, "text/event-stream; charset=utf-8", "Transfer-Encoding", "chunked")
         text = b"data: " + (b"[DONE]" if value is None else msgspec.json.encode(value)) + b"\n\n"
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text) if chunked else text)
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
 
     def send(self, status: int, value: Any) -> None:
         """Send a whole answer."""
         body = msgspec.json.encode(value)
-        self._begin(status, "application/json", {"Content-Length": str(len(body))})
+        self._begin(status, "application/json", "Content-Length", str(len(body)))
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Log nothing: replies are logged as such."""
 
-    def _answer(self, do: Callable[[str], None]) -> None:
+    def _answer(self) -> None:
         length = self.headers.get("Content-Length", "0")
-        self._streams, self._unread = False, int(length) if length.isdecimal() else 0
-        try:
-            try:
-                self._admit()
-                do(unquote(urlsplit(self.path).path))
-            except (ConnectionError, TimeoutError, DecodeCancelled):
-                raise
-            except Exception as error:
-                self._fail(_told(error))
-            if self._streams and self.request_version == "HTTP/1.1":
-                self.wfile.write(b"0\r\n\r\n")
-        except (ConnectionError, TimeoutError, DecodeCancelled):  # the client has gone, or this server ends
-            self.close_connection = True
-
-    def _admit(self) -> None:
-        """ApiError for a client that may not ask."""
-        token = self.server.token
-        shown = self.headers.get("Authorization", "")
+        size = int(length) if length.isdecimal() else 0
+        body = self.rfile.read(min(size, MAX_BODY_BYTES + 1))
+        token, shown = self.server.token, self.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(shown.encode(), bearer(token).encode()):
             raise ApiError(
                 401, "the API key is wrong or missing; give the token of this server", None, "invalid_api_key"
             )
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if self.server.alone and not is_loopback(host):
-            # A web page whose name its owner points at this machine must not use it (DNS rebinding).
-            raise ApiError(403, "this server is for programs of this machine: ask 127.0.0.1")
+        if "Origin" in self.headers:
+            raise ApiError(403, "this server is for programs, and no web page may use it")
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body has {size} bytes; {MAX_BODY_BYTES} are possible")
+        match self.command, self.path.partition("?")[0]:
+            case "GET", "/v1/models":
+                model = {"id": self.server.session.model(self.gone), "object": "model", "created": 0, "owned_by": "dsd"}
+                self.send(200, {"object": "list", "data": [model]})
+            case "POST", "/v1/chat/completions":
+                self._complete(read_request(body, self.server.session.settings))
+            case method, path:
+                raise ApiError(404, f"there is no {method} {path[:256]}")
 
-    def _get(self, path: str) -> None:
-        if path != "/v1/models" and not path.startswith("/v1/models/"):
-            raise ApiError(404, f"there is no GET {path[:256]}")
-        name = self.server.session.model(self.gone)
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "dsd"}
-        if path == "/v1/models":
-            self.send(200, {"object": "list", "data": [model]})
-        else:
-            check_model(path.removeprefix("/v1/models/"), name)
-            self.send(200, model)
-
-    def _post(self, path: str) -> None:
-        if path != "/v1/chat/completions":
-            raise ApiError(404, f"there is no POST {path[:256]}")
-        if self.headers.get_content_type() != "application/json":  # no web page may send it to another's address
-            raise ApiError(415, "the body must be application/json")
-        if "Content-Length" not in self.headers:
-            raise ApiError(411, "the body must have a Content-Length")
-        if self._unread > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body has {self._unread} bytes; {MAX_BODY_BYTES} are possible")
-        body, self._unread = self.rfile.read(self._unread), 0
-        session = self.server.session
-        request = read_request(body, session.settings)
+    def _complete(self, request: ChatRequest) -> None:
+        session, finished = self.server.session, True
         completion = _Completion(request, self.event if request.streams else None)
-        finished = True
         try:
             reply = session.decode(request, completion.grow, lambda: completion.stopped or self.gone())
             finished = reply.finished or completion.stopped
@@ -303,24 +270,10 @@ class _Handler(BaseHTTPRequestHandler):
         if whole is not None:
             self.send(200, whole)
 
-    def _fail(self, error: ApiError) -> None:
-        """Tell what went wrong, in a stream that has begun as its last event."""
-        if self._streams:
-            self.event(error.body)
-            return
-        self.close_connection = True
-        left = min(self._unread, MAX_BODY_BYTES)
-        while left > 0 and (read := self.rfile.read(min(left, 1 << 16))):  # else the client might not see the answer
-            left -= len(read)
-        self.send(error.status, error.body)
-
-    def _begin(self, status: int, kind: str, more: dict[str, str]) -> None:
+    def _begin(self, status: int, kind: str, name: str, value: str) -> None:
         self.send_response(status)
-        headers = {"Content-Type": kind, "Cache-Control": "no-store"} | more
-        if self.close_connection:
-            headers["Connection"] = "close"
-        for name, value in headers.items():
-            self.send_header(name, value)
+        for header, text in (("Content-Type", kind), (name, value), ("Connection", "close")):
+            self.send_header(header, text)
         self.end_headers()
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -18,14 +18,13 @@ from dsd_ros.edge.client import TargetChanged, VerifierClient
 from dsd_ros.edge.draft_model import DraftModel, Proposer
 from dsd_ros.edge.drafters import Drafter, ModelDrafter, TextDrafter, Worth
 from dsd_ros.edge.engine import DraftEngine
-from dsd_ros.edge.engine_drafters import EngineRounds, engine_drafter
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.settings import LinkSettings
-from dsd_ros.edge.stream import DraftedAlong, StreamDecoder
+from dsd_ros.edge.stream import StreamDecoder
 from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -139,11 +138,7 @@ class EdgeSession:
                     if not self._link.session:
                         self._link.open(limits)
                     seen, past = self._pictures.begin(image, history, self.verifier)
-                    constrain = self._constrain if self._form is not None else None
-                    request = ReplyRequest(
-                        self._reply, seen, instruction, on_progress, self.text, limits, past, constrain
-                    )
-                    return self._decoder.decode(request)
+                    return self._decoder.decode(self._about(seen, instruction, past, on_progress, limits))
                 except TargetChanged:
                     self._decoder.reset()
         finally:
@@ -174,30 +169,29 @@ class EdgeSession:
         check_instruction(instruction)
         known = self._link.verifier if self._translation is None else None
         ends = frozenset(known.eos_token_ids if known is not None else model.eos_token_ids)
-        limits, constrain = Limits(deadline, cancelled), self._constrain if self._form is not None else None
-        request = ReplyRequest(self._reply, image, instruction, None, self.text, limits, history, constrain)
-        drafter: Drafter
-        if isinstance(model, DraftEngine):
-            drafter = engine_drafter(model, self.settings, longest=self.settings.max_tokens)
-        else:
-            drafter = ModelDrafter(model, self.settings, longest=self.settings.max_tokens)
+        request = self._about(image, instruction, history, None, Limits(deadline, cancelled))
+        drafter = ModelDrafter(model, self.settings, longest=self.settings.max_tokens)
         try:
             return _decode_alone(drafter, self.settings, ends, request, model.decode_text)
         finally:
             drafter.close()
 
-    def draft_along(self, tokens: Sequence[int]) -> DraftedAlong:
-        """What the draft says to ``tokens``, the reply decoded last: how well both agree. ValueError without a draft
-        that streams.
-        """
-        if not (isinstance(self._decoder, StreamDecoder) and self._draft_model is not None):
-            raise ValueError(f"mode {self.settings.mode} does not draft in a stream; use stream")
-        return self._decoder.draft_along(tokens)
+    def draft_again(self) -> Drafter:
+        """The drafter of mode stream, at the beginning of the reply that was decoded last; close it."""
+        assert isinstance(self._decoder, StreamDecoder)
+        return self._decoder.begin_again()
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The caller closes the channel."""
         self._decoder.close()
         self._link.close()
+
+    def _about(
+        self, image: np.ndarray | None, instruction: str, history: History, progress: Progress | None, limits: Limits
+    ) -> ReplyRequest:
+        constrain = self._constrain if self._form is not None else None
+        sampled = not self.settings.sampling.greedy
+        return ReplyRequest(self._reply, image, instruction, progress, self.text, limits, history, constrain, sampled)
 
     def _constrain(self, ends: frozenset[int]) -> Constraint:
         """What holds the draft model's tokens to the form; ``ends``: the target's end tokens."""
@@ -238,9 +232,7 @@ class EdgeSession:
         model, settings = self._draft_model, self.settings
         if settings.preset.streams:
             drafter: Drafter | None = None
-            if isinstance(model, DraftEngine):
-                drafter = engine_drafter(model, settings, self._translation)
-            elif model is not None and self._translation is not None:
+            if model is not None and self._translation is not None:
                 drafter = TextDrafter(model, settings, self._translation)
             elif model is not None:
                 drafter = ModelDrafter(model, settings)
@@ -249,10 +241,11 @@ class EdgeSession:
         method = method_of(settings.proven_by, settings.sampling.greedy)
         client = ReplyClient(self._link, self._pictures, method)
         proposer: Proposer
-        if isinstance(model, DraftEngine):
-            proposer = EngineRounds(model, settings)
+        if settings.predrafts:
+            assert not isinstance(model, DraftEngine)  # ``_check_engine``
+            proposer = Ahead(model, settings, client.send_ahead)
         else:
-            proposer = Ahead(model, settings, client.send_ahead) if settings.predrafts else DraftModel(model, settings)
+            proposer = DraftModel(model, settings)
         return DecodeLoop(proposer, client, method, settings)
 
     def text(self, tokens: list[int]) -> str:
@@ -273,7 +266,7 @@ def check_settings(
     """
     if not settings.needs_draft:
         return
-    if draft_model is None or not (isinstance(draft_model, DraftEngine) or hasattr(draft_model, "prefill")):
+    if draft_model is None or not hasattr(draft_model, "prefill"):
         raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
     _check_engine(settings, draft_model)
     _check_room(settings, draft_model.vocab_size)
@@ -345,9 +338,9 @@ def _decode_alone(
     while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in ends):
         request.limits.check()
         drafted = drafter.next()
-        if not drafted and drafter.error:
-            raise LinkClosed(drafter.error)
         if not drafted and drafter.far_enough:
+            if drafter.error:
+                raise LinkClosed(drafter.error)
             break
         tokens += drafted
         drafter.follow(tokens)

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierClient
-from dsd_ros.edge.drafters import LEAD, Drafter, Worth
+from dsd_ros.edge.drafters import Drafter, Worth
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.recorder import StreamRecorder
 from dsd_ros.edge.reply_stream import ReplyStream
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.results import DecodedReply
-
-
-class DraftedAlong(NamedTuple):
-    """What a drafter says to a reply that is known."""
-
-    agrees: list[bool]  # for each token, whether it says the same after the tokens before it
-    prefill_s: float  # until it had read the prompt
-    token_s: float  # of a drafted token
 
 
 class StreamDecoder:
@@ -67,25 +57,11 @@ class StreamDecoder:
                 reply.draft(recorder.timed(drafter.next))  # 3. one token more, sent as it comes
         return recorder.reply(reply.tokens, prefill.seconds if prefill is not None else 0.0, self._worth.explain())
 
-    def draft_along(self, tokens: Sequence[int]) -> DraftedAlong:
-        """Let the drafter say what comes after each part of the reply that was decoded last."""
-        drafter, request = self._drafter, self._request
-        assert drafter is not None and request is not None
-        began = time.perf_counter()
-        drafter.begin(request, self._link.eos_token_ids)
-        begun = time.perf_counter()
-        agrees = []
-        for place, token in enumerate(tokens):
-            drafter.follow(tokens[:place])
-            drafted: list[int] = []
-            for _ in range(LEAD):  # a token of the target may take several of the draft's own
-                drafted = drafter.next()
-                if drafted or drafter.far_enough:
-                    break
-            agrees.append(drafted[:1] == [token])
-        seconds = (time.perf_counter() - begun) / max(1, len(tokens))
-        drafter.close()
-        return DraftedAlong(agrees, begun - began, seconds)
+    def begin_again(self) -> Drafter:
+        """The drafter, at the beginning of the reply that was decoded last."""
+        assert self._drafter is not None and self._request is not None
+        self._drafter.begin(self._request, self._link.eos_token_ids)
+        return self._drafter
 
     def reset(self) -> None:
         """Give back the memory of the reply."""

@@ -226,20 +226,7 @@ class PromptTemplate:
         its picture takes, and the action taken. PromptError for instruction and actions, ModelError for the template.
         """
         counts = [count for count, _ in past] + [image_tokens] * (image_tokens > 0)
-        if self.text_only and past:
-            raise PromptError("this model reads text alone; ask it without earlier steps")
-        if isinstance(instruction, Chat):
-            if instruction.pictures != len(counts):
-                raise PromptError(f"a conversation with {instruction.pictures} pictures comes with {len(counts)}")
-            messages: list[dict[str, Any]] = [
-                {"role": role, "content": self._content(parts)} for role, parts in instruction.turns
-            ]
-        else:
-            content = self._instructed(instruction, [action for _, action in past])
-            if isinstance(content, list) and image_tokens > 0:
-                content.append({"type": "image"})
-            messages = [{"role": "user", "content": content}]
-        rendered = self.render_messages(messages)
+        rendered = self.render_messages(self.messages(instruction, image_tokens, past))
         if self.text_only:
             return rendered
         first, *others = rendered.split(IMAGE_PLACEHOLDER)
@@ -249,6 +236,22 @@ class PromptTemplate:
                 f"{len(counts)} images; use the chat template of a Qwen2-VL model"
             )
         return first + "".join(IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True))
+
+    def messages(
+        self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()
+    ) -> list[dict[str, Any]]:
+        """What the chat template is given, see ``render``: roles, and texts or lists of parts; markers are hidden."""
+        shown = len(past) + (image_tokens > 0)
+        if self.text_only and past:
+            raise PromptError("this model reads text alone; ask it without earlier steps")
+        if isinstance(instruction, Chat):
+            if instruction.pictures != shown:
+                raise PromptError(f"a conversation with {instruction.pictures} pictures comes with {shown}")
+            return [{"role": role, "content": self._content(parts)} for role, parts in instruction.turns]
+        content = self._instructed(instruction, [action for _, action in past])
+        if isinstance(content, list) and image_tokens > 0:
+            content.append({"type": "image"})
+        return [{"role": "user", "content": content}]
 
     def render_text(self, text: str) -> str:
         """The whole prompt for a user's text, unchanged and without a picture; ModelError for the template."""

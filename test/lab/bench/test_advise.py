@@ -17,7 +17,8 @@ def test_advice_stands_beside_what_is_measured(tiny_pair):
         lambda done, text: None,
     )  # fmt: skip
     whats = [row["what"] for row in report["rows"]]
-    assert whats[:3] == ["times as fast", "with target x 0.5", "with target x 2"] and whats[-1] == "s a reply, 2 robots"
+    assert whats[:3] == ["times as fast", "with target x 0.5", "with target x 2"]
+    assert whats[-1] == "s a reply, 2 robots alone"
     assert all(row["error"] == pytest.approx(row["advised"] / row["measured"] - 1) for row in report["rows"])
     assert report["within"] == all(abs(row["error"]) <= WITHIN for row in report["rows"])
     assert "agx-72b-wifi" in BENCH.render(report)
@@ -27,6 +28,4 @@ def test_advice_stands_beside_what_is_measured(tiny_pair):
 def test_advice_is_within_15_percent_of_what_is_then_measured_on_four_machines():
     report = measure(Flags(images=4), lambda done, text: None)
     assert len({row["profile"] for row in report["rows"]}) == 4
-    # Several robots' drafts share this machine's processors, which a busy one cannot hide: their row is left out here.
-    rows = [row for row in report["rows"] if not row["what"].startswith("s a reply")]
-    assert all(abs(row["error"]) <= WITHIN for row in rows), BENCH.render(report)
+    assert report["within"], BENCH.render(report)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dsd_lab.bench.harness import Bench, Report, Told
-from dsd_lab.pair.scenes import DEMO, rooms_of
+from dsd_lab.pair.scenes import DEMO, FIRST_RUN_SEED, rooms
 from dsd_lab.report import check_range, header, ratio, share
 from dsd_lab.train.data import shared_offscreen
 from dsd_lab.train.forward import image_tokens
@@ -50,6 +51,7 @@ class Flags:
     """What is compared, and where the report goes."""
 
     runs: int = flag(100, "rooms, each driven with and without looking ahead")
+    first: int = flag(FIRST_RUN_SEED, "seed of the first room")
     token_ms: str = flag("6,23", "times of a reply's token: over Wi-Fi, and of a 60 ms target with drafts over 5G")
     delays: str = flag("1,3,6", "further delays of a reply, s, with the first of these times")
     target: str = model_option("target")
@@ -180,18 +182,19 @@ class _Speaker:
 def measure(flags: Flags, told: Told) -> Report:
     """Drive every room by both ways at each time of a reply; BenchError for values out of range."""
     check_range("runs", flags.runs, 1, 1000)
+    check_range("first", flags.first, 0, 1_000_000)
     times = [float(one) for one in flags.token_ms.split(",") if one]
     given = [(ms, 0.0) for ms in times] + [(times[0], float(one)) for one in flags.delays.split(",") if one]
     for ms, delay in given:
         check_range("token_ms", ms, 0.0, 1000.0, " ms")
         check_range("delays", delay, 0.0, 60.0, " s")
     path = model_path(flags.target, "target")
-    speaker, worlds = _Speaker(path), rooms_of(DEMO, flags.runs)
+    speaker, worlds = _Speaker(path), list(islice(rooms(DEMO, flags.first), flags.runs))
     rows: list[dict[str, Any]] = []
     for number, (ms, delay) in enumerate(given):
         rows += compare(speaker.answer, worlds, ms, delay)
         told((number + 1) / len(given), f"{ms:g} ms a token, {delay:g} s more")
-    return {**header("ahead", CODE, target=path), "runs": flags.runs, "rows": rows}
+    return {**header("ahead", CODE, target=path), "runs": flags.runs, "first": flags.first, "rows": rows}
 
 
 def compare(answer: Any, worlds: Sequence[World], token_ms: float, delay_s: float) -> list[dict[str, Any]]:
@@ -253,7 +256,9 @@ BENCH = Bench(
         ("replies", "replies/value", ".1f"), ("right at rest", "right_at_rest/value", ".3f"),
         ("in motion", "right_in_motion/value", ".3f"),
     ),
-    lambda report: ["{runs} rooms, each by both ways; s to the goal where both reached it".format(**report)],
+    lambda report: [
+        "{runs} rooms from seed {first} on, each by both ways; s to the goal where both reached it".format(**report)
+    ],
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from dsd_ros.wire.client import Limits
 from dsd_ros.wire.pictures import encode_picture
 
 _log = logging.getLogger(__name__)
-CANDIDATES = 40  # of each token, where the likeliest may not be the one: sampled or constrained replies
+CANDIDATES = 20  # of each token, where the likeliest may not be the one: sampled or constrained replies
 _COUNT = 32  # tokens of a request: as many as are drafted ahead
 _LOOK_S = 0.002  # how long a token is waited for before the link is looked at again
 _SILENCE_S = 10.0  # then it hangs; a first token may take seconds, after a long history

@@ -211,6 +211,11 @@ class Grammar:
             "most": self.most,
         }
 
+    def longest(self, kind: ActionKind) -> int:
+        """The greatest amount of a kind, cm or degrees; 0 where it has none."""
+        some = [phrase for phrase in self.phrases if phrase.kind is kind]
+        return max((amount for phrase in some for _, amount, _ in phrase.examples), default=0)
+
     def words_for(self, meaning: Meaning) -> str | None:
         """The words for a meaning, as they are written; None where the grammar has none."""
         return next((text for phrase in self.phrases if (text := phrase.write(meaning)) is not None), None)

@@ -171,20 +171,28 @@ class MotionController:
         return not self._blocked and action.kind is self.action.kind is not ActionKind.GO_TO
 
     def look_now(self, reply_s: float) -> bool:
-        """Whether it is time for the next picture, whose reply takes ``reply_s``.
+        """Whether it is time for the next picture, whose reply takes ``reply_s``, s.
 
-        In a turn, as soon as the robot brakes. In a drive the reply should come as it begins to brake. A picture that
-        shows less than half of a drive carried out tells little new, and so does one whose reply takes longer than all
-        of it: then the robot looks at rest.
+        The reply should come as the motion ends. After the longest action of its kind that the grammar has, another is
+        likely: there it should come as the robot begins to brake. A picture that shows less than half of an action
+        carried out tells little new, and so does one whose reply takes longer than all of it: then it looks at rest.
         """
-        top, acceleration, _ = self._limits()
-        if self._turning and self.action.kind is ActionKind.GO_TO:
+        action, (top, acceleration, _) = self.action, self._limits()
+        if action.kind is ActionKind.GO_TO and self._turning:
+            return False  # its own drive follows
+        if self.progress < self._goal / 2 or reply_s > self._goal / top + top / acceleration:
             return False
-        before_braking = self.remaining - self.speed * self.speed / (2.0 * acceleration)
-        if self._turning:
-            return before_braking <= 0.0
-        late_enough = self.progress >= self._goal / 2 and before_braking <= self.speed * reply_s
-        return late_enough and reply_s <= self._goal / top + top / acceleration
+        longest = action.amount and action.amount == action.grammar.longest(action.kind)
+        return self._seconds_left() - (self.speed / acceleration if longest else 0.0) <= reply_s
+
+    def _seconds_left(self) -> float:
+        """Time until the motion ends by its speed profile, s."""
+        top, acceleration, tolerance = self._limits()
+        left = max(0.0, self.remaining - tolerance)
+        first, last = self.speed, min(self.speed, math.sqrt(2.0 * acceleration * tolerance))
+        peak = max(first, min(top, math.sqrt(acceleration * left + (first**2 + last**2) / 2.0)))
+        even = left - (2.0 * peak**2 - first**2 - last**2) / (2.0 * acceleration)  # m or rad at that speed
+        return (2.0 * peak - first - last) / acceleration + (max(0.0, even) / peak if peak else 0.0)
 
     def shorten(self) -> None:
         """Give up what is left of the action but for the way that braking takes."""

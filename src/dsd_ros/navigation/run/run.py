@@ -448,8 +448,7 @@ class NavigationRun:
             if not self.ended:
                 self._begin_motion(moment)
             return True
-        if action.kind is ActionKind.STOP or (plan is not None and not plan.left):
-            motion.shorten()  # before any other action the robot finishes this one, which may pass an obstacle
+        motion.shorten()
         if plan is None or not plan.left:
             self._withdraw()
         return False

@@ -54,7 +54,7 @@ class RunSettings:
     fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
     look_ahead: bool = option(False, "take and decode the next picture while an action is carried out (executor own)")
     look_ahead_turn_rate: float = option(
-        0.5, "a picture taken while the robot turned faster is taken again at rest, rad/s", 0.0, 2.1
+        0.6, "a picture taken while the robot turned faster is taken again at rest, rad/s", 0.0, 2.1
     )
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:

@@ -105,6 +105,7 @@ def test_the_counts_are_those_of_the_robots_session(served):
             lambda f: (
                 all(of(f, "rounds_total", mode=m) >= n for m, n in rounds.items() if m != "ar")
                 and of(f, "sessions_ended_total", reason="closed") == count
+                and of(f, "pass_seconds_count") == of(f, "pass_rounds_count")  # counted after what a pass gives is sent
                 and of(f, "sent_bytes_total") >= channel.bytes_down
             ),
         )

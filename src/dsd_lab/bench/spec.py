@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench spec`: Spec-Bench (Xia et al., Findings of ACL 2024, arXiv 2401.07851) in the product's modes.
 
-The questions are our own in its categories, or its own. They are asked turn by turn. All modes get the same
-conversation, and their tokens must be equal. As there, a speed-up is a ratio of mean tokens a second, and the mean
+The questions are 80 of our own in its categories, or those of its file. They are asked turn by turn. All modes get the
+same conversation, and their tokens must be equal. As there, a speed-up is a ratio of mean tokens a second, and the mean
 accepted tokens (tau) are those that a round adds.
 """
 
@@ -328,8 +328,8 @@ BENCH = Bench(measure, _columns, _notes)
 def command(flags: Flags = Flags()) -> int:
     """Spec-Bench: mean accepted tokens and speed-up by category.
 
-    Asks a text model 80 questions in Spec-Bench's categories, or its own, turn by turn, in every mode; prints its
-    table: the speed-up over mode ar by category, and the mean accepted tokens. Ends at once when a mode's tokens are
-    not the target's. After an interruption, the same command resumes.
+    Asks a text model 80 questions in Spec-Bench's categories, or those of its file, turn by turn, in every mode; prints
+    its table: the speed-up over mode ar by category, and the mean accepted tokens. Ends at once when a mode's tokens
+    are not the target's. After an interruption, the same command resumes.
     """
     return BENCH.run(flags)

@@ -50,7 +50,7 @@ _CHANCE_BITS = 16  # of a probability that is sent alone
 class Flags(PairFlags):
     model: str = flag(
         "pair",
-        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
+        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M and its draft, or "
         "text models named",
         choices=("pair", "text"),
     )

@@ -30,7 +30,7 @@ from dsd_lab.train.model import swap_directory
 from dsd_lab.train.settings import TextDraftSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings, load_model, model_fingerprint
+from dsd_ros.vlm.loading import ModelSettings, load_model, model_fingerprint, quiet_transformers
 from dsd_ros.vlm.model import VisionLanguageModel
 
 LAYER_FILE = "layer.safetensors"
@@ -158,6 +158,7 @@ def write_draft(folder: Path, layer_file: Path, base: Path) -> Path:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(base, part, ignore=shutil.ignore_patterns("*.safetensors", "exits"))
-    hf.save_pretrained(part)
+    with quiet_transformers():
+        hf.save_pretrained(part)
     swap_directory(part, folder)
     return folder

@@ -116,7 +116,8 @@ def exit_stage(exits: ExitAdapters, states: HiddenStates, batch: int, rate: floa
             yield Losses(loss, loss / count, right / count)
 
     modules = {f"exit{layer}": (exits.adapter(layer), 1.0) for layer in exits.layers}
-    return Stage("exits", modules, losses, rate, warm_up=50, weight_decay=0.0, clip_each=True, mixed=False)
+    mixed = not states.model.reads_pictures  # a text model's head is most of the work
+    return Stage("exits", modules, losses, rate, warm_up=50, weight_decay=0.0, clip_each=True, mixed=mixed)
 
 
 def exit_losses(

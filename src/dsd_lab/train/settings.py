@@ -162,7 +162,7 @@ class TextDraftSettings:
     steps: int | None = _set(None, "steps instead of minutes")
     rate: float = _set(1e-3, "learning rate")
     batch: int = _set(2, "conversations per step")
-    written: int = _set(1600, "conversations that the target writes")
+    written: int = _set(3200, "conversations that the target writes")
     held_out: int = _set(64, "conversations kept for the report")
     seed: int = _set(0, "seed of everything random")
     device: str = _set("cpu", "cpu, cuda or cuda:N")

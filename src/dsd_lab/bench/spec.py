@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench spec`: Spec-Bench (Xia et al., Findings of ACL 2024, arXiv 2401.07851) in the product's modes.
 
-Its questions are asked turn by turn. All modes get the same conversation, and their tokens must be equal. As there, a
-speed-up is a ratio of mean tokens a second, and the mean accepted tokens (tau) are those that a round adds.
+The questions are 80 of our own in its categories, or those of its file. They are asked turn by turn. All modes get the
+same conversation, and their tokens must be equal. As there, a speed-up is a ratio of mean tokens a second, and the mean
+accepted tokens (tau) are those that a round adds.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dsd_lab.bench.harness import PROFILE, Bench, Column, Decoding, Report, Told, given
-from dsd_lab.bench.modes import verifier_of
+from dsd_lab.bench.modes import check_pace, verifier_of
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile, load_profile
+from dsd_lab.bench.real import PAUSE_S, sides
 from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
@@ -31,15 +35,18 @@ from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, pa
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import load_model
-from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.prompts import Chat
 from dsd_ros.wire.channel import Channel
 
+OWN_QUESTIONS = Path(__file__).with_name("questions.jsonl")
 SOURCE = "data/spec_bench/question.jsonl of https://github.com/hemingkx/Spec-Bench (Apache-2.0)"
 SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 COUNT = 480
+OWN_SHA256 = hashlib.sha256(OWN_QUESTIONS.read_bytes()).hexdigest()
 MODES_GREEDY = "ar stream dsd fsd dsd:shape=budget"
 # With shared noise all of these draw the same tokens; dsd draws its own.
 MODES_SAMPLED = "ar stream coupled fsd:proof=coupled coupled:shape=budget dsd"
+TRANSPORTS = ("local", "process")
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = {  # Spec-Bench's columns, and the categories of each
     "MT-bench": _MT_BENCH,
@@ -63,20 +70,6 @@ class Question:
     number: int
     task: str
     turns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Conversation(PromptTemplate):
-    """Prompts of whole conversations: an instruction is the key of one in ``told``, as both sides know it.
-
-    An instruction as the robot sends it has no earlier turns, and is shorter than some questions.
-    """
-
-    told: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-
-    def render(self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()) -> str:
-        """See ``PromptTemplate.render``."""
-        return self.render_messages(self.told[instruction])
 
 
 def read_questions(path: Path) -> tuple[list[Question], str]:
@@ -115,12 +108,20 @@ def chosen(questions: Sequence[Question], per_task: int) -> list[Question]:
 
 @arguments
 class Flags:
-    questions: Path = flag(Path("question.jsonl"), "Spec-Bench's data/spec_bench/question.jsonl", metavar="FILE")
+    questions: Path | None = flag(
+        None, "Spec-Bench's data/spec_bench/question.jsonl (default: 80 of our own in its categories)", metavar="FILE"
+    )
     per_category: int = flag(0, "questions of each category, evenly spread; 0: all", metavar="N")
     modes: str = flag("", "as in bench modes (default: dsd, fsd and a tree; sampled: with proof coupled)")
     model: str = flag("text", TEXT_MODEL, metavar="DIR")
     draft: str = model_option("draft")
     profile: str = flag("loopback", PROFILE)
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
+    )
+    transport: str = flag(
+        "local", "process: the verifier is a process, and robot and verifier have a core each", choices=TRANSPORTS
+    )
     decoding: Decoding = part(Decoding)
     cache: Path = flag(Path(".cache/spec"), "folder for the answers of an unfinished run")
     json: Path | None = json_option()
@@ -139,19 +140,28 @@ def measure(flags: Flags, told: Told) -> Report:
     check_range("per-category", per_task, 0, COUNT)
     if not any(variant.decode.mode == "ar" for variant in variants):
         raise BenchError("speed-ups are over mode ar, which is not among --modes; add it")
-    questions, digest = read_questions(flags.questions)
+    check_pace(profile, flags.transport, flags.time_scale)
+    questions, digest = read_questions(flags.questions or OWN_QUESTIONS)
     asked = chosen(questions, per_task)
     robot, cloud = paced(load_model(draft)), paced(load_model(target))
-    key = [robot.fingerprint, draft.quantization, cloud.fingerprint, profile.name, digest, code_digest(_CODE)]
-    key += [[variant.label, dataclasses.asdict(variant.decode)] for variant in variants]
+    if cloud.reads_pictures:
+        raise BenchError(f"{cloud.name} reads pictures, and Spec-Bench asks text; name a text model with --model")
+    key = [robot.fingerprint, draft.quantization, cloud.fingerprint, profile.name, flags.time_scale, flags.transport]
+    key += [digest, code_digest(_CODE), [[variant.label, dataclasses.asdict(variant.decode)] for variant in variants]]
     kept = flags.cache / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.jsonl"
     answers = _read_answers(kept)
-    with verifier_of(cloud, "local") as connect:
-        run = _Run(variants, robot, cloud, connect, profile)
+    with ExitStack() as stack:
+        if flags.transport == "process":
+            (connect, _), pause = stack.enter_context(sides(target)), PAUSE_S
+        else:
+            connect, pause = stack.enter_context(verifier_of(cloud, "local")), 0.0
+        run = _Run(variants, robot, cloud, connect, profile.stretched(flags.time_scale), pause)
         for number, question in enumerate(parts(asked)):
             if question.number in answers:
                 continue
             found = run.ask(question, lambda said, done=number: told(done / len(asked), said))
+            for turn in (turn for turns in found.values() for turn in turns):
+                turn["seconds"] = rounded(turn["seconds"] / flags.time_scale)
             answers[question.number] = found
             kept.parent.mkdir(parents=True, exist_ok=True)
             with kept.open("a", encoding="utf-8") as stream:
@@ -164,7 +174,14 @@ def measure(flags: Flags, told: Told) -> Report:
         **header("spec", _CODE, draft=robot, target=cloud),
         "draft_quantization": draft.quantization,
         "profile": profile.name,
-        "questions": {"sha256": digest, "spec_bench": digest == SHA256, "asked": dict(Counter(q.task for q in asked))},
+        "time_scale": flags.time_scale,
+        "transport": flags.transport,
+        "questions": {
+            "of": {SHA256: "Spec-Bench", OWN_SHA256: "ours"}.get(digest, "another file"),
+            "sha256": digest,
+            "count": len(questions),
+            "asked": dict(Counter(q.task for q in asked)),
+        },
         "temperature": variants[0].decode.temperature,
         "max_tokens": variants[0].decode.max_tokens,
         "exact": True,
@@ -182,27 +199,21 @@ class _Run:
         cloud: PacedModel,
         connect: Callable[[], Channel],
         profile: Profile,
+        pause: float,
     ) -> None:
-        for model in (robot, cloud):
-            if model.reads_pictures:
-                raise BenchError(
-                    f"{model.name} reads pictures, and Spec-Bench asks text; name a text model with --model"
-                )
-            own = {item.name: getattr(model.template, item.name) for item in dataclasses.fields(PromptTemplate)}
-            model.template = Conversation(**own)
-        self._variants, self._robot, self._cloud = variants, robot, cloud
-        self._connect, self._profile = connect, profile
+        self._variants, self._robot = variants, robot
+        self._connect, self._profile, self._pause = connect, profile, pause
         for variant in variants:  # what happens once in a process must not be measured
             short = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
-            self._reply(short, [{"role": "user", "content": "Say hello."}], 0)
+            self._reply(short, [("user", ["Say hello."])], 0)
         hold(robot, cloud, profile)
 
     def ask(self, question: Question, say: Callable[[str], object]) -> Answers:
         """All turns of a question in every mode; BenchError for a mode with other tokens."""
         found: Answers = {variant.label: [] for variant in self._variants}
-        messages: list[dict[str, str]] = []
+        messages: list[tuple[str, list[str]]] = []
         for turn, text in enumerate(question.turns):
-            messages.append({"role": "user", "content": text})
+            messages.append(("user", [text]))
             first: dict[object, DecodedReply] = {}
             for offset in range(len(self._variants)):
                 # Each turn begins with another mode, so that the first is not always the same.
@@ -216,21 +227,19 @@ class _Run:
                 found[variant.label].append(_answer(reply))
                 if variant.decode.mode == "ar":
                     said = reply.text
-            messages.append({"role": "assistant", "content": said})
+            messages.append(("assistant", [said]))
         return found
 
-    def _reply(self, settings: DecodeSettings, messages: list[dict[str, str]], seed: int) -> DecodedReply:
-        told = {"conversation": messages}
-        for model in (self._robot, self._cloud):
-            model.template = dataclasses.replace(model.template, told=told)
+    def _reply(self, settings: DecodeSettings, messages: list[tuple[str, list[str]]], seed: int) -> DecodedReply:
+        time.sleep(self._pause)
         channel = EmulatedChannel(self._connect(), self._profile.link, seed=seed)
-        return decode(channel, self._robot, settings, Scene(None, "conversation"))
+        return decode(channel, self._robot, settings, Scene(None, Chat.of(messages)))
 
 
 def _answer(reply: DecodedReply) -> dict[str, Any]:
     return {
         "tokens": len(reply.tokens),
-        "seconds": rounded(reply.seconds),
+        "seconds": reply.seconds,
         "gained": [len(record.gained) for record in reply.records],
         "missed": [int(not record.ready) for record in reply.records[1:] if record.drafted],
         "exits": [record.first_exit for record in reply.records if record.first_exit],
@@ -257,16 +266,13 @@ def _row(
         found = [answers[question.number] for question in asked if task in (question.task, OVERALL)]
         if found:
             tasks[task] = _figures([f[variant.label] for f in found], [f[baseline.label] for f in found])
-    every = [turn for question in asked for turn in answers[question.number][variant.label]]
-    missed, exits = ([value for turn in every for value in turn[name]] for name in ("missed", "exits"))
-    ahead = variant.decode.needs_draft and variant.decode.predrafts
+            if not (variant.decode.needs_draft and variant.decode.predrafts):
+                tasks[task]["miss_rate"] = None
     return {
         "label": variant.label,
         "mode": variant.decode.mode,
         "settings": variant.settings,
-        "miss_rate": rounded(float(np.mean(missed))) if missed and ahead else None,
-        "mean_exit": rounded(float(np.mean(exits))) if exits else None,
-        "choice": every[-1]["choice"],
+        "choice": answers[asked[-1].number][variant.label][-1]["choice"],
         "tasks": tasks,
     }
 
@@ -278,11 +284,15 @@ def _figures(own: Sequence[list[dict[str, Any]]], alone: Sequence[list[dict[str,
         for question in (own, alone)
     )
     speedup = ratio(speeds, base)  # of the means, with its interval
-    gained = [count for turns in own for turn in turns for count in turn["gained"]]
+    gained, missed, exits = (
+        [value for turns in own for turn in turns for value in turn[name]] for name in ("gained", "missed", "exits")
+    )
     return {
         "questions": len(own),
         "tokens": sum(turn["tokens"] for turns in own for turn in turns),
         "tau": rounded(float(np.mean(gained))),
+        "miss_rate": rounded(float(np.mean(missed))) if missed else None,
+        "mean_exit": rounded(float(np.mean(exits))) if exits else None,
         "tokens_per_second": rounded(float(speeds.mean())),
         "speedup": rounded(speedup["value"]),
         "speedup_95": [rounded(speedup["low"]), rounded(speedup["high"])],
@@ -295,17 +305,20 @@ def _columns(report: Report) -> list[Column]:
     return [
         ("method", "label", ""), *((task, f"tasks/{task}/speedup", ".2f") for task in tasks),
         ("#MAT", f"tasks/{OVERALL}/tau", ".2f"), ("tokens/s", f"tasks/{OVERALL}/tokens_per_second", ".1f"),
-        (OVERALL, f"tasks/{OVERALL}/speedup", ".2f"), *((f"{task} #MAT", f"tasks/{task}/tau", ".2f") for task in tasks),
+        (OVERALL, f"tasks/{OVERALL}/speedup", ".2f"), ("missed", f"tasks/{OVERALL}/miss_rate", ".0%"),
+        ("exit", f"tasks/{OVERALL}/mean_exit", ".1f"),
+        *((f"{task} #MAT", f"tasks/{task}/tau", ".2f") for task in tasks),
     ]  # fmt: skip
 
 
 def _notes(report: Report) -> list[str]:
     asked = report["questions"]
     count = sum(asked["asked"].values())
-    what = f"{count} of Spec-Bench's {COUNT} questions" if asked["spec_bench"] else f"{count} questions of another file"
+    what = f"{count} of {asked['count']} questions ({asked['of']})"
     return [
         f"speed-ups over ar, {what}, temperature {report['temperature']:g}, at most {report['max_tokens']} tokens a "
-        f"turn, profile {report['profile']}; every mode decoded ar's tokens where it draws as ar does."
+        f"turn, profile {report['profile']}, transport {report['transport']}; every mode decoded ar's tokens where it "
+        "draws as ar does."
     ]
 
 
@@ -315,8 +328,8 @@ BENCH = Bench(measure, _columns, _notes)
 def command(flags: Flags = Flags()) -> int:
     """Spec-Bench: mean accepted tokens and speed-up by category.
 
-    Asks a text model Spec-Bench's questions, turn by turn, in every mode; prints its table: the speed-up over mode ar
-    by category, and the mean accepted tokens. Ends at once when a mode's tokens are not the target's. After an
-    interruption, the same command resumes.
+    Asks a text model 80 questions in Spec-Bench's categories, or those of its file, turn by turn, in every mode; prints
+    its table: the speed-up over mode ar by category, and the mean accepted tokens. Ends at once when a mode's tokens
+    are not the target's. After an interruption, the same command resumes.
     """
     return BENCH.run(flags)

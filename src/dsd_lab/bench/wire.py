@@ -2,7 +2,7 @@
 """`dsd-lab bench wire`: bytes, acceptance and seconds of each way to prove a sampled draft.
 
 Bytes, acceptance and tau are counted without a link. Seconds at a rate are the models' time, the counted bytes over the
-rate, and the round trips; `dsd-lab bench modes` measures modes over an emulated link.
+rate, and the round trips; with ``--timed`` replies are decoded over an emulated link of each rate, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, curv
 from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import MAX_SCENES, TEXT_TOKENS, Scene, held_out_scenes, said, text_models, text_scenes
 from dsd_lab.bench.sweeps import Variant, parse_modes
+from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.papers.acceptance import acceptance, candidate_acceptance, coupled_acceptance, total_acceptance, truncate
 from dsd_lab.papers.proofs import payload
 from dsd_lab.parts import parts
 from dsd_lab.plotting import Panel
-from dsd_lab.report import BenchError, Row, check_range, header, rounded
+from dsd_lab.report import BenchError, Row, check_range, header, ratio, rounded
 from dsd_ros.cli.arguments import arguments, file_option, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.generation import processed
@@ -49,7 +50,7 @@ _CHANCE_BITS = 16  # of a probability that is sent alone
 class Flags(PairFlags):
     model: str = flag(
         "pair",
-        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
+        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M and its draft, or "
         "text models named",
         choices=("pair", "text"),
     )
@@ -59,6 +60,7 @@ class Flags(PairFlags):
     delay_ms: float = flag(20.0, "the link's delay, one way")
     images: int = flag(6, "pictures, or instructions")
     draws: int = flag(4, "replies per picture")
+    timed: int = flag(0, "replies per mode and rate that are decoded over an emulated link, the models at full speed")
     profile: str = flag("", "take the models' times of this one of config/profiles.yaml (default: as measured here)")
     decoding: Decoding = part(Decoding)
     plot: Path | None = file_option("draw speed-ups by rate (.png, .svg, .pdf)")
@@ -71,6 +73,7 @@ class _Contender:
     variant: Variant
     replies: list[DecodedReply] = field(default_factory=list)
     expected: list[float] = field(default_factory=list)
+    timed: dict[float, list[DecodedReply]] = field(default_factory=dict)  # by rate
 
     @property
     def alone(self) -> bool:
@@ -113,16 +116,19 @@ def measure(flags: Flags, told: Told) -> Report:
                 decode = dataclasses.replace(one.variant.decode, seed=seed + draw * flags.images + number)
                 one.replies.append(ask.decode(LocalChannel(engine), robot, decode, scenes[number]))
                 told(place / len(asked), said(one.variant.label, one.replies[-1]))
+        _time(contenders, robot, engine, scenes, rates, flags, told)
     optimal, shared, left = _compare_distributions(contenders, robot, cloud, scenes)
     differences = _differences(contenders)
     rows = [_row(one, flags, rates, profile, pictures, robot.vocab_size, left) for one in contenders]
     for row in rows:
         base = rows[0]["seconds_per_token"]  # sampled replies are not of one length
         row["speedup"] = {rate: rounded(base[rate] / each) for rate, each in row["seconds_per_token"].items()}
+    for row, one in zip(rows, contenders, strict=True):
+        row["timed"] = {f"{rate:g}": _timed(one, contenders[0], rate) for rate in one.timed}
     decode = contenders[0].variant.decode
     return {
         **header("wire", draft=robot, target=cloud),
-        **{name: getattr(flags, name) for name in ("model", "images", "draws", "delay_ms")},
+        **{name: getattr(flags, name) for name in ("model", "images", "draws", "timed", "delay_ms")},
         **{name: getattr(decode, name) for name in ("seed", "temperature", "top_k", "top_p", "draft_length")},
         "vocabulary": robot.vocab_size,
         "uplinks_mbps": rates,
@@ -141,6 +147,7 @@ def _checked(flags: Flags) -> tuple[list[float], Profile | None, list[_Contender
     """The rates, the profile and what is compared; BenchError."""
     check_range("images", flags.images, 1, MAX_SCENES)
     check_range("draws", flags.draws, 1, 1000)
+    check_range("timed", flags.timed, 0, 1000)
     check_range("delay-ms", flags.delay_ms, 0, 60_000)
     try:
         rates = sorted({float(text) for text in flags.uplinks.split(",")})
@@ -161,6 +168,34 @@ def _checked(flags: Flags) -> tuple[list[float], Profile | None, list[_Contender
     if streams := [one.label for one in variants if one.decode.preset.streams]:
         raise BenchError(f"{streams[0]} has no rounds, and always draws with shared noise; name modes in rounds")
     return rates, profile, [_Contender(one) for one in (alone, *variants)]
+
+
+def _time(
+    contenders: Sequence[_Contender], robot: VisionLanguageModel, engine: VerifierEngine, scenes: Sequence[Scene],
+    rates: Sequence[float], flags: Flags, told: Told,
+) -> None:  # fmt: skip
+    """Decode ``timed`` replies over a link of each rate with every contender, seeds as for the counted ones."""
+    delay, seed = flags.delay_ms / 1e3, contenders[0].variant.decode.seed
+    for number in parts(range(flags.timed)):
+        for rate in rates:
+            link = LinkProfile(delay, delay, 0.0, rate * 1e6, (flags.downlink or rate) * 1e6)
+            for one in contenders:
+                decode = dataclasses.replace(one.variant.decode, seed=seed + number)
+                channel = EmulatedChannel(LocalChannel(engine), link)
+                one.timed.setdefault(rate, []).append(ask.decode(channel, robot, decode, scenes[number % len(scenes)]))
+                told(number / flags.timed, said(f"{one.variant.label} at {rate:g} Mbit/s", one.timed[rate][-1]))
+
+
+def _timed(one: _Contender, alone: _Contender, rate: float) -> Row:
+    """Tokens a second over the link, and the ratio to the target alone with its bootstrap interval over replies."""
+    own, base = ([len(reply.tokens) / reply.seconds for reply in each.timed[rate]] for each in (one, alone))
+    speedup = ratio(own, base)
+    return {
+        "replies": len(own),
+        "tokens_per_second": rounded(statistics.fmean(own)),
+        "speedup": rounded(speedup["value"]),
+        "speedup_95": [rounded(speedup["low"]), rounded(speedup["high"])],
+    }
 
 
 def _observation_bytes(engine: VerifierEngine, scenes: Sequence[Scene]) -> list[int]:
@@ -300,6 +335,8 @@ def _notes(report: Report) -> list[str]:
         f"s at R: seconds per reply, computed, with R Mbit/s up, {down}, models "
         + (f"at the times of profile {report['profile']}" if report["profile"] else "at this machine's speed")
         + f"; the {thing}'s {report['picture_bytes']} bytes go up first.",
+        f"timed x at R: tokens a second over the target alone's, {report['timed']} replies over an emulated link of R "
+        "Mbit/s, both models in this process at its speed." if report["timed"] else "",
     ]  # fmt: skip
 
 
@@ -330,6 +367,7 @@ BENCH = Bench(
     lambda report: (
         *_COLUMNS,
         *((f"s at {rate:g}", f"seconds_per_reply/{rate:g}", ".2f") for rate in report["uplinks_mbps"]),
+        *((f"timed x at {rate:g}", f"timed/{rate:g}/speedup", ".2f") for rate in report["uplinks_mbps"]),
     ),
     _notes,
     _panels,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from dsd_lab.train.settings import ExitSettings, ReaderSettings, TrainSettings
+from dsd_lab.train.settings import ExitSettings, ReaderSettings, TextDraftSettings, TrainSettings
 from dsd_ros.cli.arguments import arguments, json_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.cli.terminal import Progress
@@ -31,6 +31,12 @@ class TrainReaderArguments:
 @arguments
 class TrainExitsArguments:
     settings: ExitSettings = part(ExitSettings)
+    json: Path | None = json_option()
+
+
+@arguments
+class TrainTextDraftArguments:
+    settings: TextDraftSettings = part(TextDraftSettings)
     json: Path | None = json_option()
 
 
@@ -70,12 +76,28 @@ def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     about rendered scenes, or of a text model to questions that it writes. After an interruption, the same command
     resumes.
     """
-    from dsd_lab.bench.scenes import text_models
+    from dsd_lab.bench.scenes import text_base
     from dsd_lab.train.exits.training import table, train_exits
 
-    model = text_models("", "")[1].path if args.settings.model == "text" else model_path(args.settings.model, "target")
+    model = str(text_base()) if args.settings.model == "text" else model_path(args.settings.model, "target")
     with Progress() as bar:
         report = train_exits(replace(args.settings, model=model), bar.report)
     print(table(report))
+    write_json(args.json, report)
+    return EXIT_DONE
+
+
+@command.command
+def text_draft(args: TrainTextDraftArguments = TrainTextDraftArguments()) -> int:
+    """A draft for SmolLM2-135M, of its own first layers and a trained one.
+
+    Trains the layer on conversations that the model writes itself. After an interruption, the same command resumes.
+    """
+    from dsd_lab.bench.scenes import text_base
+    from dsd_lab.train.text_draft import train_text_draft
+
+    with Progress() as bar:
+        report = train_text_draft(args.settings, text_base(), bar.report)
+    print(f"agreement {report['agreement']:.1%}, acceptance {report['acceptance']:.1%} when sampling")
     write_json(args.json, report)
     return EXIT_DONE

@@ -149,3 +149,24 @@ class ExitSettings:
             raise ValueError("Give minutes or steps, only one of them.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+
+
+@dataclass(frozen=True)
+class TextDraftSettings:
+    """Settings of the training of SmolLM2-135M's draft, which ends after its minutes or steps."""
+
+    layers: int = _set(4, "layers of the target before the trained one")
+    out: Path = _set(Path("models/draft-smollm2"), "folder for the trained layer")
+    cache: Path = _set(Path(".cache/exits"), "folder for conversations and the checkpoint")
+    minutes: float | None = _set(120.0, "time for the training itself")
+    steps: int | None = _set(None, "steps instead of minutes")
+    rate: float = _set(1e-3, "learning rate")
+    batch: int = _set(2, "conversations per step")
+    written: int = _set(3200, "conversations that the target writes")
+    held_out: int = _set(64, "conversations kept for the report")
+    seed: int = _set(0, "seed of everything random")
+    device: str = _set("cpu", "cpu, cuda or cuda:N")
+    threads: int = _set(2, "CPU threads")
+
+    def __post_init__(self) -> None:
+        _check(self, ("minutes", "rate"), from1=("layers", "steps", "batch", "written", "held_out", "threads"))

@@ -52,7 +52,7 @@ def run(capsys, pair, questions, tmp_path, *more):
 def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, questions, tmp_path):
     code, out, err, report = run(capsys, pair, questions, tmp_path, "--modes", GREEDY)
     assert code == 0, err
-    assert report["exact"] and report["questions"]["spec_bench"] is False
+    assert report["exact"] and report["questions"]["of"] == "another file"
     assert [row["label"] for row in report["rows"]] == GREEDY.split()
     for row in report["rows"]:
         assert list(row["tasks"]) == [*TASKS, "Overall"]
@@ -62,8 +62,10 @@ def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, que
     ar, dsd, fsd, *_ = report["rows"]
     assert ar["tasks"]["Overall"]["speedup"] == ar["tasks"]["Overall"]["tau"] == 1.0
     assert 1.0 < dsd["tasks"]["Overall"]["tau"] == fsd["tasks"]["Overall"]["tau"] <= 5.0
-    assert 0.0 <= fsd["miss_rate"] <= 1.0 and 1.0 <= fsd["mean_exit"] <= 2.0
-    assert "#MAT" in out and "Summarization" in out and "6 questions of another file" in out
+    for task in fsd["tasks"].values():
+        assert 0.0 <= task["miss_rate"] <= 1.0 and 1.0 <= task["mean_exit"] <= 2.0
+    assert dsd["tasks"]["QA"]["miss_rate"] is None
+    assert "#MAT" in out and "Summarization" in out and "6 of 6 questions (another file)" in out
     pages = Pages(tmp_path)
     assert pages.rendered("spec") == "Not measured with the present code yet."
     (tmp_path / "benchmarks").mkdir()
@@ -71,7 +73,33 @@ def test_every_mode_answers_every_task_with_the_targets_tokens(capsys, pair, que
     shown = pages.rendered("spec")
     assert "| method | MT-bench | Translation | Summarization | QA | Math | RAG | #MAT | tokens/s | overall |" in shown
     assert f"| `dsd` | {dsd['tasks']['MT-bench']['speedup']:.2f}x |" in shown
-    assert shown.count("| `dsd` |") == 2 and "6 of Spec-Bench's 480 questions, temperature 0" in shown
+    assert shown.count("| `dsd` |") == 2 and "6 of 6 questions, temperature 0" in shown
+
+
+def test_robot_and_verifier_have_a_process_each_and_read_the_same_conversations(capsys, pair, questions, tmp_path):
+    options = ("--modes", "ar stream dsd", "--transport", "process")
+    code, _, err, report = run(capsys, pair, questions, tmp_path, *options)
+    assert code == 0, err  # each mode's tokens are those of ar, in the second turn as well
+    assert report["transport"] == "process" and report["rows"][0]["tasks"]["Overall"]["questions"] == 6
+
+
+def test_held_times_are_reported_as_if_they_had_not_been_scaled(capsys, pair, questions, tmp_path):
+    options = ("--modes", "ar", "--profile", "rtx-a100", "--per-category", "1", "--max-tokens", "4")
+    code, _, err, report = run(capsys, pair, questions, tmp_path, *options, "--time-scale", "0.02")
+    assert code == 0, err
+    assert report["rows"][0]["tasks"]["Overall"]["tokens_per_second"] < 1 / 0.442  # a pass of the target
+
+
+def test_our_own_questions_are_in_all_of_spec_benchs_tasks(pair, tmp_path):
+    questions, _ = read_questions(spec.OWN_QUESTIONS)
+    assert len(questions) == 80 and {question.task for question in questions} == set(TASKS)
+    categories = [json.loads(line)["category"] for line in spec.OWN_QUESTIONS.read_text().splitlines()]
+    turns = {q.number: len(q.turns) for q in questions}
+    assert all(turns[q.number] == (2 if q.task == "MT-bench" else 1) for q in questions)
+    assert all(categories.count(name) == 2 for name in TASKS["MT-bench"])
+    assert max(sum(map(len, question.turns)) for question in questions) < 600
+    report = spec.measure(flags(pair, None, tmp_path, per_category=1), lambda done, text: None)
+    assert report["questions"]["of"] == "ours" and report["questions"]["count"] == 80
 
 
 def test_an_interrupted_run_asks_only_what_is_left(capsys, pair, questions, tmp_path, monkeypatch):
@@ -121,7 +149,7 @@ def test_earlier_turns_are_in_the_prompt(pair, questions, tmp_path, monkeypatch)
     honest = spec._Run._reply
 
     def noted(self, decode, messages, seed):
-        seen.append([message["role"] for message in messages])
+        seen.append([role for role, _ in messages])
         return honest(self, decode, messages, seed)
 
     monkeypatch.setattr(spec._Run, "_reply", noted)

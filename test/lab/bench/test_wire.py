@@ -106,6 +106,23 @@ def test_shapes_of_text_models_and_seconds_of_a_profiles_models(text_pair, capsy
     assert least < coupled["seconds_per_reply"]["100"] < least + rounds * 4 * profile.draft_s + 0.01
 
 
+def test_timed_replies_take_as_long_as_their_link(text_pair, capsys, tmp_path):
+    file = tmp_path / "wire.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "2", "--draws", "1", "--max-tokens", "8",
+        "--modes", "dssd", "--timed", "3", "--top-k", "10", "--uplinks", "0.01,100", "--delay-ms", "1", "--json", file,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    assert "timed x at 0.01" in out and "3 replies over an emulated link" in out
+    for row in report["rows"]:
+        assert row["timed"]["0.01"]["replies"] == row["timed"]["100"]["replies"] == 3
+    alone, dssd = report["rows"]
+    assert alone["timed"]["100"]["speedup"] == 1.0
+    least = 8e-6 * dssd["bytes_up_per_token"] / 0.01  # seconds a token that its bytes alone take
+    assert 1 / dssd["timed"]["0.01"]["tokens_per_second"] > 0.5 * least
+
+
 def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, monkeypatch, tmp_path):
     for options, said in [
         (["--modes", "quickly"], "unknown mode 'quickly'"),
@@ -117,6 +134,7 @@ def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, monkeypatch, t
         (["--delay-ms", "nan"], "delay-ms is nan"),
         (["--images", "0"], "images is 0"),
         (["--draws", "0"], "draws is 0"),
+        (["--timed", "-1"], "timed is -1"),
         (["--model", "lamp"], "invalid value 'lamp' for --model"),
         (["--model", "text", "--target", ""], "name both --draft and --target"),
         (["--profile", "lte"], "gives no times of models"),

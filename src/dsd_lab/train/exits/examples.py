@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from dsd_lab.train.data import generate
+from dsd_lab.train.forward import autocast
 from dsd_lab.train.frames import Frames, load_frames, write_json
 from dsd_lab.train.replies import Speaker
 from dsd_lab.train.stages import Report
@@ -64,7 +65,8 @@ class HiddenStates:
             if layer + 1 in self.layers:
                 found.append(hidden.float())
 
-        self.model.prefill(picture, instruction).verify(reply[:-1], keep)
+        with autocast(self.model.device, enabled=False):  # they are kept for the whole training
+            self.model.prefill(picture, instruction).verify(reply[:-1], keep)
         states = torch.stack(found)
         if states.numel() * 4 <= self._room:
             self._room -= states.numel() * 4

@@ -27,7 +27,6 @@ from dsd_ros.vlm.model import VisionLanguageModel
 
 CONFIDENT = 0.95
 _EPOCHS = 10
-_BEGIN, _END = (f"<!-- dsd-lab train exits: {end} -->" for end in ("begin", "end"))
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -117,7 +116,8 @@ def exit_stage(exits: ExitAdapters, states: HiddenStates, batch: int, rate: floa
             yield Losses(loss, loss / count, right / count)
 
     modules = {f"exit{layer}": (exits.adapter(layer), 1.0) for layer in exits.layers}
-    return Stage("exits", modules, losses, rate, warm_up=50, weight_decay=0.0, clip_each=True, mixed=False)
+    mixed = not states.model.reads_pictures  # a text model's head is most of the work
+    return Stage("exits", modules, losses, rate, warm_up=50, weight_decay=0.0, clip_each=True, mixed=mixed)
 
 
 def exit_losses(
@@ -205,11 +205,16 @@ def table(report: dict[str, Any]) -> str:
 
 def write_card(path: Path, report: dict[str, Any]) -> None:
     """Put the exits' section into a model card in place of the former one; the rest stays."""
-    card = path.read_text(encoding="utf-8") if path.exists() else f"# {report['model']}\n"
-    section = f"{_BEGIN}\n{render_template('train/exits/card.md', r=report, table=table(report))}{_END}\n"
-    before, begin, rest = card.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not (begin and end):
+    put_section(path, "exits", render_template("train/exits/card.md", r=report, table=table(report)))
+
+
+def put_section(path: Path, command: str, section: str) -> None:
+    """Put what a ``dsd-lab train`` command says into a model card in place of what it said before; the rest stays."""
+    begin, end = (f"<!-- dsd-lab train {command}: {place} -->" for place in ("begin", "end"))
+    card = path.read_text(encoding="utf-8") if path.exists() else f"# {path.parent.resolve().name}\n"
+    before, found_begin, rest = card.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
         before, after = card.rstrip("\n") + "\n\n", ""
-    card = before + section + after.removeprefix("\n")
+    card = f"{before}{begin}\n{section}{end}\n{after.removeprefix(chr(10))}"
     path.write_text(card, encoding="utf-8")

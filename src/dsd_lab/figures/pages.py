@@ -61,8 +61,12 @@ class Pages:
             reports.add(wanted)
             return json.loads(report_path(wanted, self.root).read_text(encoding="utf-8"))
 
+        def is_measured(wanted: str) -> bool:
+            reports.add(wanted)
+            return report_path(wanted, self.root).is_file()
+
         try:
-            text = _environment(report, self.root).get_template(f"{name}.md").render()
+            text = _environment(report, is_measured).get_template(f"{name}.md").render()
         except FileNotFoundError as error:
             raise BenchError(
                 f"block {name} shows {Path(error.filename).name}, which is not there; run `make figures`"
@@ -91,13 +95,13 @@ class Pages:
         return changed
 
 
-def _environment(report: Callable[[str], Any], root: Path) -> Environment:
+def _environment(report: Callable[[str], Any], is_measured: Callable[[str], bool]) -> Environment:
     from dsd_lab.figures.runs import load_runs  # which imports this module
 
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=FileSystemLoader(BLOCKS), **options)  # noqa: S701  # Markdown
     environment.globals |= {"report": report, "pair_page": pair_page, "runs": list(load_runs().values())}
-    environment.globals["is_measured"] = lambda name: report_path(name, root).is_file()
+    environment.globals["is_measured"] = is_measured
     environment.filters |= {
         "interval": interval, "num": number, "percent": partial(number, form=".1%"), "rows": _by_label,
     }  # fmt: skip

@@ -71,7 +71,7 @@ def test_link_draft_and_target_are_measured_and_advice_is_given(models, picture,
     with engine_of(models, max_sessions=1) as server:
         code, out, err = dsd(capsys, "advise", "--verifier", server.url, *pair, "--instruction", "the red chair")
     assert found["target_s"] > 0 and found["draft_s"] > 0 and found["one_way_s"] > 0 and found["gain"] > 0
-    assert 0.2 < found["agreement"] < 1 and found["at_once"]["1"] > 11 * found["target_s"]
+    assert 0.2 < found["agreement"] < 1 and found["at_once"]["1"] > found["target_s"]
     assert list(found["at_once"]) == ["1", "2"] and found["robots"] in (1, 2)
     assert code == 0 and "times as fast as the target alone" in out, err
     assert "2 robots at once were not served: " in out  # one is

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from in_process import dsd_lab
+from stepped import Unhurried
 
 from dsd_lab.bench.engine import WAYS, Reciter, ReciterSession
 from dsd_lab.bench.scenes import PATIENT_LINK
@@ -50,7 +51,7 @@ def test_a_perfect_draft_runs_ahead_and_a_useless_one_begins_again_after_each_co
 def test_a_robot_that_recites_gets_the_targets_own_reply(tiny_pair):
     target, settings = load_model(ModelSettings(tiny_pair[0])), DecodeSettings(mode="stream", max_tokens=24)
     picture = np.zeros((56, 56, 3), np.uint8)
-    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+    with VerifierEngine(Unhurried(target)) as engine, LocalChannel(engine) as channel:
         with EdgeSession(channel, None, DecodeSettings(mode="ar", max_tokens=24)) as session:
             said = session.decode(picture, "go").tokens
         accepted = []

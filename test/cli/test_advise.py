@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +16,7 @@ from dsd_ros.cli.advice import WORTH, Machines, alone_seconds, computed_gain, pa
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.edge.drafters import ModelDrafter
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 # A target of 10 s a token that begins at once, and a draft of 1 s a token, on one machine.
@@ -75,6 +78,20 @@ def test_link_draft_and_target_are_measured_and_advice_is_given(models, picture,
     assert list(found["at_once"]) == ["1", "2"] and found["robots"] in (1, 2)
     assert code == 0 and "times as fast as the target alone" in out, err
     assert "2 robots at once were not served: " in out  # one is
+
+
+def test_a_draft_that_reads_longer_than_the_target_decodes_is_asked_all_the_same(models, capsys, monkeypatch):
+    begin, following = ModelDrafter.begin, ModelDrafter.next
+
+    def slowly(drafter, *given):
+        begin(drafter, *given)
+        time.sleep(0.15 * (threading.current_thread() is not threading.main_thread()))
+
+    monkeypatch.setattr(ModelDrafter, "begin", slowly)
+    monkeypatch.setattr(ModelDrafter, "next", lambda drafter: (time.sleep(0.05), following(drafter))[1])
+    asked = ["--replies", "1", "--robots", "1", "--max-tokens", "5", "--instruction", "the red chair"]
+    code, _, err = dsd(capsys, "advise", "--draft", models / "draft", "--target", models / "target", *asked)
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(

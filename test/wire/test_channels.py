@@ -117,7 +117,11 @@ def test_a_token_is_read_for_each_dial_and_a_link_that_worked_outlives_refusals(
         shown = request.headers["Authorization"] == bearer(right[0])
         return None if shown else connection.respond(401, "another token\n")
 
-    with served(lambda connection: connection.send(encode(ANSWER)), process_request=guard) as port:
+    def handle(connection):
+        connection.send(encode(ANSWER))
+        connection.recv()
+
+    with served(handle, process_request=guard) as port:
         with WebsocketChannel(f"ws://127.0.0.1:{port}", token=partial(read_token, file)) as channel:
             for changed in ("old", "new"):
                 file.write_text(f"{changed}\n")

@@ -60,6 +60,8 @@ class StreamDecoder:
     def begin_again(self) -> Drafter:
         """The drafter, at the beginning of the reply that was decoded last."""
         assert self._drafter is not None and self._request is not None
+        if self._prefill is not None:  # it may still read the prompt, and gives its memory back then
+            self._prefill.join()
         self._drafter.begin(self._request, self._link.eos_token_ids)
         return self._drafter
 

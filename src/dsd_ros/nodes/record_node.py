@@ -20,6 +20,7 @@ from typing import Any
 
 from rcl_interfaces.srv import GetParameters, ListParameters
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
+from rclpy.exceptions import InvalidHandle
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import QoSProfile
@@ -35,7 +36,7 @@ from dsd_ros.ros import health
 from dsd_ros.ros.camera import CAMERA, CameraTopic
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
-from dsd_ros.ros.running import InvalidHandle, RCLError, RunnableNode, StartError, run_main, steady_timer
+from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 from dsd_ros.shown import counted, machine, masked
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from dsd_ros.cli.arguments import arguments, flag, word
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED
@@ -15,10 +14,6 @@ class FiguresArguments:
     names: list[str] = word([], "reports, such as overhead or modes-* (default: all)", metavar="NAME ...")
     again: bool = flag(False, "measure the named reports even if they are of the present weights and code")
     dry_run: bool = flag(False, "only say what would be measured, why, and how long it takes")
-    given: list[Path] = flag(
-        [], "files that are not in the repository, such as question.jsonl; runs without theirs are skipped",
-        metavar="FILE", many=True,
-    )  # fmt: skip
     pages: bool = flag(False, "measure nothing, only write the pages from the reports that there are")
 
 
@@ -29,17 +24,17 @@ def command(args: FiguresArguments = FiguresArguments()) -> int:
     own, and writes the figures into README, docs/ and benchmarks/README.md. A report is replaced when its command ends:
     run it again after an interruption and it goes on there. One that fails does not end the rest.
     """
-    from dsd_lab.figures.runs import given_to, load_runs, make_figures, plan, select, write_pages
+    from dsd_lab.figures.runs import load_runs, make_figures, plan, select, write_pages
 
     if args.pages:
         failures = write_pages()
     elif args.dry_run:
         runs = load_runs()
-        _, lines = plan(select(runs, args.names), args.again, given_to(runs, args.given))
+        _, lines = plan(select(runs, args.names), args.again)
         print("\n".join(lines))
         failures = []
     else:
-        failures = make_figures(args.names, args.again, say=lambda line: print(line, flush=True), given=args.given)
+        failures = make_figures(args.names, args.again, say=lambda line: print(line, flush=True))
     for line in failures:
         print(line, file=sys.stderr)
     return EXIT_GOAL_MISSED if failures else EXIT_DONE

@@ -39,9 +39,6 @@ class Run:
     minutes: float  # on two cores
     kind: str = "timed"  # at real speed; "held" to other machines' times; "counted", whatever the load
     plot: str = ""  # a picture of docs/images, without its ending
-    needs: str = ""  # a report that must be measured before
-    file: str = ""  # a file among the words that is not in the repository; `dsd-lab figures --given` says where it is
-    source: str = ""  # where to get that file
 
     @property
     def words(self) -> list[str]:
@@ -100,16 +97,12 @@ def state_of(run: Run, ships: dict[str, str], root: Path = ROOT) -> str:
     return CURRENT
 
 
-def measure(run: Run, root: Path = ROOT, given: Path | None = None) -> str:
-    """Measure one report; "" or why it failed. Its output goes to this process's. ``given``: the run's file."""
+def measure(run: Run, root: Path = ROOT) -> str:
+    """Measure one report; "" or why it failed. Its output goes to this process's."""
     path = report_path(run.name, root)
     with tempfile.TemporaryDirectory(prefix="dsd-figures-") as folder:
-        made, words = Path(folder) / path.name, run.words
-        if given is not None:
-            copy = Path(folder) / run.file  # under the name that the command has
-            copy.write_bytes(given.read_bytes())
-            words = [str(copy) if word == run.file else word for word in words]
-        command = [*_PROGRAM, *words, "--json", str(made)]
+        made = Path(folder) / path.name
+        command = [*_PROGRAM, *run.words, "--json", str(made)]
         if run.plot:
             command += ["--plot", str(root / "docs" / "images" / f"{run.plot}.png")]
         began = time.monotonic()
@@ -127,22 +120,17 @@ def make_figures(
     root: Path = ROOT,
     runs: dict[str, Run] | None = None,
     say: Callable[[str], None] = print,
-    ask: Callable[[Run, Path, Path | None], str] = measure,
-    given: Sequence[Path] = (),
+    ask: Callable[[Run, Path], str] = measure,
 ) -> list[str]:
-    """Measure the reports that need it, writing the pages after each; a sentence for each failure.
-
-    ``given``: files that are not in the repository; runs that need another one are skipped.
-    """
-    chosen, files = select(runs or load_runs(), names), given_to(runs or load_runs(), given)
-    todo, lines = plan(chosen, again, files, root)
+    """Measure the reports that need it, writing the pages after each; a sentence for each failure."""
+    todo, lines = plan(select(runs or load_runs(), names), again, root)
     for line in lines:
         say(line)
     failures = []
     for number, run in enumerate(todo, 1):
         say(f"\n[{number}/{len(todo)}] {run.name}, about {run.minutes:g} min: {run.command}")
         began = time.monotonic()
-        if failed := ask(run, root, files.get(run.file)):
+        if failed := ask(run, root):
             failures.append(f"{run.name}: {failed}")
             say(failures[-1])
         failures += write_pages(root, say)
@@ -150,34 +138,20 @@ def make_figures(
     return failures if todo else write_pages(root, say)
 
 
-def plan(chosen: Iterable[Run], again: bool, files: dict[str, Path], root: Path = ROOT) -> tuple[list[Run], list[str]]:
+def plan(chosen: Iterable[Run], again: bool, root: Path = ROOT) -> tuple[list[Run], list[str]]:
     """The runs to measure; and lines that say which and why, which not, and how long it takes."""
     ships, todo, lines = shipped(root), list[Run](), list[str]()
     for run in chosen:
         state = state_of(run, ships, root)
-        wanted, lacks = again or state != CURRENT, run.file and run.file not in files
-        todo += [run] if wanted and not lacks else []
-        why = f", skipped: {run.file} is not given; get {run.source} and name it with --given FILE" if lacks else ""
-        lines.append(f"{run.name}: {state}" + (why if wanted else ", skipped"))
+        wanted = again or state != CURRENT
+        todo += [run] if wanted else []
+        lines.append(f"{run.name}: {state}" + ("" if wanted else ", skipped"))
     return todo, [
         *lines,
         f"{len(todo)} to measure, about {sum(run.minutes for run in todo):.0f} minutes on two idle cores"
         if todo
         else "nothing to measure",
     ]
-
-
-def given_to(runs: dict[str, Run], given: Sequence[Path]) -> dict[str, Path]:
-    """Given files by the name that runs have for them, which each must end in; BenchError."""
-    wanted, found = sorted({run.file for run in runs.values() if run.file}), {}
-    for path in given:
-        name = next((name for name in wanted if path.name.endswith(name)), None)
-        if name is None:
-            raise BenchError(f"no run needs {path.name}; give a file whose name ends in {', '.join(wanted)}")
-        if not path.is_file():
-            raise BenchError(f"{path} is no file")
-        found[name] = path.resolve()
-    return found
 
 
 def write_pages(root: Path = ROOT, say: Callable[[str], None] = print) -> list[str]:

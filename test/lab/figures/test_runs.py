@@ -63,7 +63,7 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
     asked: list[str] = []
     broken = {"second"}
 
-    def ask(run: Run, folder: Path, given: Path | None = None) -> str:
+    def ask(run: Run, folder: Path) -> str:
         asked.append(run.name)
         return "exit code 2" if run.name in broken else reported(run, folder)
 
@@ -80,47 +80,10 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
     assert asked[4:] == ["third"]
 
 
-def test_a_run_whose_file_is_not_given_is_skipped_with_a_sentence(root: Path, tmp_path: Path) -> None:
-    one = Run("one", "dsd-lab bench spec --questions questions.jsonl", 2, file="questions.jsonl", source="the web")
-    runs, said, asked = {"one": one, "two": Run("two", "dsd-lab bench soak", 1)}, list[str](), list[tuple]()
-
-    def ask(run: Run, folder: Path, given: Path | None = None) -> str:
-        asked.append((run.name, given))
-        return ""
-
-    assert make_figures([], root=root, runs=runs, say=said.append, ask=ask) == []
-    assert said[0] == (
-        "one: is not there, skipped: questions.jsonl is not given; get the web and name it with --given FILE"
-    )
-    assert "1 to measure, about 1 minutes" in said[2] and asked == [("two", None)]
-    file = tmp_path / "my-questions.jsonl"
-    file.write_text("{}")
-    assert make_figures(["one"], root=root, runs=runs, say=said.append, ask=ask, given=[file]) == []
-    assert asked[1:] == [("one", file)]
-    for wrong, why in ((tmp_path / "other.txt", "no run needs other.txt"), (tmp_path / "questions.jsonl", "no file")):
-        with pytest.raises(BenchError, match=why):
-            make_figures(["one"], root=root, runs=runs, say=said.append, ask=ask, given=[wrong])
-
-
-def test_a_given_file_gets_the_name_that_the_command_has(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.jsonl").write_text("what was asked")
-    writes = (
-        "import json, pathlib, sys; q = pathlib.Path(sys.argv[2]); "
-        "pathlib.Path(sys.argv[4]).write_text(json.dumps({'read': q.name + ': ' + q.read_text()}))"
-    )
-    monkeypatch.setattr(runs_module, "_PROGRAM", [sys.executable, "-c", writes])
-    run = Run("one", "dsd-lab --questions q.jsonl", 1, file="q.jsonl")
-    assert measure(run, root, tmp_path / "mine.jsonl") == ""
-    assert json.loads((root / "benchmarks" / "one.json").read_text())["read"] == "q.jsonl: what was asked"
-
-
 def test_all_figures_are_measured_within_an_hour() -> None:
-    """Ten minutes are left for what runs.toml does not have yet; what needs a file of one's own is extra."""
     runs = load_runs().values()
     assert {run.kind for run in runs} == {"timed", "held", "counted"}
-    assert sum(run.minutes for run in runs if not run.file) <= 60
+    assert sum(run.minutes for run in runs) <= 60
 
 
 def test_a_run_s_kind_is_that_of_its_report() -> None:

@@ -40,7 +40,9 @@ class CameraTopic:
         raw = node.resolve_topic_name(CAMERA)
         self._names = {Image: raw, CompressedImage: node.resolve_topic_name(f"{raw}/compressed")}
         self.kind: type[Picture] = CompressedImage if transport == "compressed" else Image
-        self.profile = qos.SENSOR  # which every publisher serves
+        # As this package's cameras: a best-effort reader that is replaced amid a picture of many datagrams can hang in
+        # Fast DDS 2.14 (`take` reads an empty sample for ever, and holds the interpreter).
+        self.profile = qos.CAMERA
 
     @property
     def name(self) -> str:

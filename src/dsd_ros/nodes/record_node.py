@@ -103,7 +103,10 @@ class RecordNode(RunnableNode):
                     if taken is None:
                         break
                     subscription.callback(taken[0])
-        self._queue.put(None)
+        if self.executor is None:
+            self._queue.put(None)
+        else:  # which may have taken a message by now: it is heard before the end
+            self.executor.create_task(self._queue.put, None)
         self._thread.join(timeout=_CLOSE_S)
         if self._thread.is_alive():
             left = counted(self._queue.qsize(), "message")

@@ -35,7 +35,7 @@ class Drafter(Protocol):
 
     @property
     def error(self) -> str:
-        """Why an engine says nothing in this reply, one sentence; "" if it does, or there is none."""
+        """What is wrong with the engine in this reply, one sentence; "" if nothing is."""
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``ends`` are the target's end tokens."""

@@ -431,7 +431,7 @@ class EngineSequence:
 
 
 def failure_of(sequence: object) -> str:
-    """Why an engine says nothing in a reply, "" if it does, or there is none."""
+    """What is wrong with the engine behind a sequence, one sentence; "" if nothing is."""
     return sequence.error if isinstance(sequence, EngineSequence) else ""
 
 

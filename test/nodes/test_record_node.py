@@ -39,7 +39,7 @@ class Stage:
 
     def __init__(self, rig) -> None:
         self.node = rig.node
-        self.camera = rig.node.create_publisher(Image, "camera/image_raw", 50)
+        self.camera = rig.node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self.progress = rig.node.create_publisher(ReplyProgress, "dsd/reply_progress", qos.STATE)
         self.actions = rig.node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         state = rig.node.create_publisher(SafetyState, "dsd/safety_state", qos.LATCHED)
@@ -104,6 +104,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
 
     def recorded(topic: str, count: int) -> bool:
         stage.act()
+        stage.camera.wait_for_all_acked()  # a lost picture is sent again, but only while it is the newest
         bag = read(tmp_path / "bag") if stage.actions_sent % 10 == 0 else None
         return bag is not None and bag.counts.get(topic, 0) >= count
 
@@ -135,8 +136,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
         assert np.array_equal(read_picture(message.data.tobytes()), stage.pictures[message.header.stamp.sec])
     assert all(encoding == ("rgb8" if number % 2 else "bgr8") for number, encoding in kept.items())
     heard = {number for number in stage.named if number > since}
-    # A busy machine may lose one: readers of pictures have a short queue, for only the newest matters.
-    assert len(heard & kept.keys()) >= 0.8 * len(heard) > 0
+    assert heard and heard <= kept.keys()
     assert len(kept) < len(stage.pictures) / 2
     assert json.loads(bag.custom["versions"])["dsd_ros"]
     (parameters,) = (v for k, v in json.loads(bag.custom["parameters"]).items() if "record" in k)

@@ -14,10 +14,10 @@ from hypothesis import given, settings as profile, strategies as st
 from dsd_ros.cloud.drafts import StreamedDraft
 from dsd_ros.edge.client import LinkSettings, VerifierClient, VerifierRefused
 from dsd_ros.edge.observation import SessionPictures
-from dsd_ros.edge.reply_stream import ReplyStream
+from dsd_ros.edge.reply_stream import ReplyStream, rest_of
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
-from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits, LinkSilent
+from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     DraftTokens,
@@ -179,13 +179,14 @@ def test_the_reply_is_whole_and_told_once_whatever_happens(seed, left):
     verifier.left = left
     told: list[int] = []
     while not stream.ended:
-        for news in stream.verified(wait=chance.random() < 0.5):
+        if (found := stream.verified()) is not None:
+            news, _ = found
             assert news.at == len(told) and news.tokens and news.accepted <= news.drafted
             told += news.tokens
         assert told == stream.tokens == wanted[: len(told)]
-        if not stream.ended:
-            known, right = len(told), chance.randrange(5)
-            stream.draft(wanted[known : known + right] + [chance.randrange(SIZE) for _ in range(chance.randrange(3))])
+        known, right = max(0, len(told) - chance.randrange(3)), chance.randrange(5)
+        wrong = [chance.randrange(SIZE) for _ in range(chance.randrange(3))]
+        stream.draft(told[:known], wanted[known : known + right] + wrong)
     assert told == wanted
     assert {message.reply for message in verifier.up if not isinstance(message, SessionRequest)} == {1}
 
@@ -193,25 +194,23 @@ def test_the_reply_is_whole_and_told_once_whatever_happens(seed, left):
 @given(seed=st.integers(0, 1 << 30))
 @profile(max_examples=80)
 def test_what_the_verifier_holds_of_the_draft_is_the_draft(seed):
-    """Whatever is drafted next, and whenever the link is busy."""
+    """Whatever is drafted next, after whichever verified tokens, and whenever the link is busy."""
     chance = random.Random(seed)
     verifier = Verifier(replies(chance), seed)
-    stream, draft = begun(verifier), []
+    stream, draft, before = begun(verifier), [], []
     while not stream.ended:
-        before = len(stream.tokens)
-        stream.verified(wait=chance.random() < 0.3)
-        new = stream.tokens[before:]
-        draft = draft[len(new) :] if draft[: len(new)] == new else []
+        if chance.random() < 0.3:
+            stream.verified()
+        if chance.random() < 0.5:  # else the drafter has not heard of it yet
+            draft, before = rest_of(draft, stream.tokens[len(before) :]), list(stream.tokens)
         if chance.random() < 0.1:
             del draft[chance.randrange(len(draft) + 1) :]  # the drafter thinks better of it
-        known = len(stream.tokens)
+        known = len(before)
         right = verifier.reply[known + len(draft) : known + len(draft) + 1]
         draft += right if chance.random() < 0.8 else [chance.randrange(SIZE)]
         verifier.busy = chance.random() < 0.3
-        if not stream.ended:
-            stream.draft(list(draft))
-            if not verifier.busy:
-                assert verifier.draft.after(1, stream.tokens, 200, (), SIZE) == draft
+        if stream.draft(before, draft) and not stream.ended and (rest := rest_of(draft, stream.tokens[len(before) :])):
+            assert verifier.draft.after(1, stream.tokens, 200, (), SIZE) == rest
     streams = [message.stream for message in verifier.up if isinstance(message, DraftTokens)]
     assert streams == sorted(streams)
 
@@ -221,7 +220,7 @@ def test_a_lost_message_is_asked_for_once_and_what_came_after_it_is_told_again()
     stream = begun(verifier)
     verifier.at = 9
     verifier.inbox += [verifier.verified(start, start + 1) for start in range(3, 9)]
-    assert stream.verified(wait=True)[0].tokens == list(range(9))
+    assert stream.verified()[0].tokens == list(range(9))
     assert [message.start for message in verifier.up if isinstance(message, DraftTokens)] == [0]
 
 
@@ -262,7 +261,6 @@ class Forgetful(Verifier):
             self.refuse(RefusalCode.UNKNOWN_SESSION, message)
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["waiting", "drafting"])
 @pytest.mark.parametrize(
     "verifier",
     [
@@ -273,12 +271,12 @@ class Forgetful(Verifier):
         *(lambda code=code: Refusing(code) for code in RefusalCode if code != RefusalCode.ASSUMPTION_FAILED),
     ],
 )
-def test_it_ends_within_the_attempts(verifier, wait):
+def test_it_ends_within_the_attempts(verifier):
     verifier = verifier()
     stream = begun(verifier)
     with pytest.raises(LinkError):
         while True:
-            stream.verified(wait or isinstance(verifier, (Silent, Stalling)))
+            stream.verified()
     assert stream.tokens == []
     assert sum(isinstance(message, Observation) for message in verifier.up) <= QUICK.attempts + 1
     assert sum(isinstance(message, SessionRequest) for message in verifier.up) <= QUICK.attempts + 2
@@ -291,19 +289,18 @@ class Chattering(Verifier):
         self.inbox.append(Refusal(self.session, 0, 0, RefusalCode.OUT_OF_STEP, "of another reply"))
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["waiting", "drafting"])
 @pytest.mark.parametrize("verifier", [Silent, Chattering])
-def test_deadline_and_cancellation_hold_whatever_comes(verifier, wait):
+def test_deadline_and_cancellation_hold_whatever_comes(verifier):
     patient = LinkSettings(response_timeout_s=600.0)
     polls = iter(range(1000))
     stream = begun(verifier([1] * 40), patient, cancelled=lambda: next(polls) > 50)
     with pytest.raises(DecodeCancelled):
         while True:
-            stream.verified(wait)
+            stream.verified()
     stream = begun(verifier([1] * 40), patient, deadline=time.monotonic() + 0.05)
     with pytest.raises(DeadlineExceeded):
         while True:
-            stream.verified(wait)
+            stream.verified()
 
 
 def test_an_overdue_answer_is_reported_at_once_and_named_at_the_deadline():
@@ -311,24 +308,12 @@ def test_an_overdue_answer_is_reported_at_once_and_named_at_the_deadline():
     verifier = Silent([1] * 40)
     stream = begun(verifier, on_trouble=said.append)
     verifier.at = 3  # which it says when it is asked
-    assert stream.verified(wait=True)
+    assert stream.verified()
     assert len(said) == 2 and "sent nothing after token 0 for 0.05 s" in said[0] and said[1] == ""
     stream = begun(Silent([1] * 40), on_trouble=said.append, deadline=time.monotonic() + 0.1)
     with pytest.raises(DeadlineExceeded, match=r"at its deadline: the verifier sent nothing after token 0") as error:
-        stream.verified(wait=True)
+        stream.verified()
     assert error.value.trouble == said[-1]
-
-
-def test_what_comes_while_the_robot_drafts_is_no_silence():
-    verifier = Silent([1, 2, 3])
-    stream = begun(verifier, patience=60.0)
-    verifier.inbox.append(verifier.verified(0, 2))
-    stream._request.limits._heard -= 3600.0  # so long it took to read the picture
-    assert [news.tokens for news in stream.verified(wait=False)] == [[1, 2]]
-    assert stream.verified(wait=False) == []
-    stream._request.limits._heard -= 3600.0
-    with pytest.raises(LinkSilent):
-        stream.verified(wait=False)
 
 
 @pytest.mark.parametrize(
@@ -346,8 +331,8 @@ def test_what_cannot_follow_is_never_taken(changes):
     verifier = Silent([1, 2, 3])
     stream = begun(verifier)
     verifier.inbox.append(verifier.verified(0, 2))
-    stream.verified(wait=True)
+    stream.verified()
     verifier.inbox.append(msgspec.structs.replace(VerifiedTokens(verifier.session, 1, 2, [3]), **changes))
     with pytest.raises(VerifierRefused, match="does not follow the protocol"):
-        stream.verified(wait=True)
+        stream.verified()
     assert stream.tokens == [1, 2]

@@ -269,19 +269,19 @@ def test_limits_wait_no_longer_than_they_may():
         Limits(deadline=time.monotonic() + 0.02).sleep(60)
 
 
-def test_a_drafter_that_reads_for_long_keeps_no_reply_waiting(engine, target):
-    """The target says its whole reply meanwhile; the next reply drafts, once the first prompt has been read."""
-    read = threading.Event()
+@pytest.mark.parametrize("method", ["prefill", "forward_tokens"])
+def test_whatever_a_drafter_takes_long_for_keeps_no_reply_waiting(engine, target, monkeypatch, method):
+    """The target says its whole reply meanwhile; the next reply drafts, once the drafter has ended with the first."""
+    told = threading.Event()
+    draft = TableModel(1, 12, ends=False)
+    quick = getattr(draft, method)
 
-    class Slow(TableModel):
-        def prefill(self, image, instruction, history=()):
-            assert read.wait(20)
-            return super().prefill(image, instruction, history)
+    def slow(*args, **named):
+        assert told.wait(20)
+        return quick(*args, **named)
 
-    with (
-        LocalChannel(engine) as channel,
-        EdgeSession(channel, Slow(1, 12, ends=False), DecodeSettings(max_tokens=8)) as session,
-    ):
+    monkeypatch.setattr(draft, method, slow)
+    with LocalChannel(engine) as channel, EdgeSession(channel, draft, DecodeSettings(max_tokens=8)) as session:
         assert session.decode(IMAGE, "go").tokens == greedy(target, 8)
-        read.set()
+        told.set()
         assert session.decode(IMAGE, "go").tokens == greedy(target, 8)

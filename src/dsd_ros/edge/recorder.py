@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsd_ros.decoding.methods import Result
@@ -135,8 +136,7 @@ class StreamRecorder:
         self._request, self._settings, self._link, self._drafter = request, settings, link, drafter
         self._records: list[RoundRecord] = []
         self._tokens: list[int] = []
-        self._draft: list[int] = []  # after these tokens
-        self._drafts, self._draft_seconds = 0, 0.0  # passes of the draft model since the last record
+        self._drafts: deque[tuple[int, float]] = deque()  # tokens and seconds of the draft model since the last record
         self._began = self._mark = time.perf_counter()
         self._before = self._traffic = self._bytes
 
@@ -148,19 +148,15 @@ class StreamRecorder:
         """The observation is sent."""
         self._traffic = self._bytes[0], self._before[1]
 
-    def timed(self, draft: Callable[[], list[int]]) -> list[int]:
-        """Call what drafts one token more, and note what it took."""
-        began = time.perf_counter()
-        drafted = draft()
-        self._drafts += max(0, len(drafted) - len(self._draft))
-        self._draft_seconds += time.perf_counter() - began
-        self._draft = drafted
-        return drafted
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """The draft model has drafted that many tokens more; from any thread."""
+        self._drafts.append((max(0, tokens), seconds))
 
-    def passed(self, verified: VerifiedTokens) -> None:
-        """Record a pass of the target, and report progress."""
+    def passed(self, verified: VerifiedTokens, rejected: Sequence[int]) -> None:
+        """Record a pass of the target, and report progress; ``rejected``: drafted tokens that it did not take."""
         now, bytes_now = time.perf_counter(), self._bytes
         new, accepted = verified.tokens, verified.accepted
+        drafts = [self._drafts.popleft() for _ in range(len(self._drafts))]
         record = RoundRecord(
             drafted=verified.drafted,
             accepted=accepted,
@@ -169,17 +165,15 @@ class StreamRecorder:
             verify_seconds=verified.compute_us * 1e-6,
             bytes_up=bytes_now[0] - self._traffic[0],
             bytes_down=bytes_now[1] - self._traffic[1],
-            model_seconds=self._draft_seconds,
-            depth=self._drafts,
+            model_seconds=sum(seconds for _, seconds in drafts),
+            depth=sum(tokens for tokens, _ in drafts),
             began_seconds=self._mark - self._began,
             gained=tuple(new),
-            rejected=tuple(self._draft[accepted : verified.drafted]),
+            rejected=tuple(rejected),
         )
         self._records.append(record)
         self._tokens += new
-        self._draft = self._draft[len(new) :] if self._draft[: len(new)] == new else []
         self._mark, self._traffic = now, bytes_now
-        self._drafts, self._draft_seconds = 0, 0.0
         request = self._request
         if _log.isEnabledFor(logging.DEBUG):
             where: dict[str, float] = {"session": self._link.session, "reply": request.number, "at": verified.at}

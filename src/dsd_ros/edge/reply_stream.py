@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -22,11 +24,11 @@ from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import DraftTokens, Message, Observation, Refusal, RefusalCode, VerifiedTokens
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.002  # how soon what the robot waits for besides is noticed: a link that is free, a draft that can begin
+_POLL_S = 0.002  # how soon a link that was busy is tried again
 
 
 class ReplyStream:
-    """The robot's end of one reply.
+    """The robot's end of one reply: one thread takes what the target decides, another may send drafts.
 
     Attributes: ``tokens``, the verified ones; ``ended``, whether the reply has all of its own.
     """
@@ -37,9 +39,10 @@ class ReplyStream:
         self.ended = False
         self._link, self._pictures, self._request, self._longest = link, pictures, request, longest
         self._target = link.verifier
+        self._news = threading.Condition()  # guards what both threads use: tokens, _sent, _stream, _closed
         self._sent: list[int] = []  # the drafted tokens after the verified ones that this stream has carried
-        self._waiting = False  # whether drafted tokens wait for a busy link
         self._stream = 1
+        self._closed = False
         self._observed = 0  # the stream at which the observation was sent last
         self._asked = -1  # how many tokens there were when the robot last asked for those after them
         self._failures = 0
@@ -52,64 +55,77 @@ class ReplyStream:
         self._heard = time.monotonic()
         self._request.limits.heard()
 
-    def verified(self, wait: bool, briefly: bool = False) -> list[VerifiedTokens]:
-        """Take what the target has decided meanwhile, pass by pass; ``wait`` for something if nothing is there, or
-        only a moment (``briefly``).
+    def verified(self) -> tuple[VerifiedTokens, list[int]] | None:
+        """Wait for what the target decides next: what is new of a pass, and the drafted tokens that it did not take.
 
-        Each pass is cut to what is new of it. VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled;
+        None if the reply ends without more. VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled;
         TargetChanged before there are tokens.
         """
-        news: list[VerifiedTokens] = []
         while not self.ended:
             try:
-                message = self._next(wait and not news, briefly)
+                message = self._next()
             except (LinkClosed, LinkTimeout) as error:
                 self._recover(error)
                 continue
-            if message is None:
-                break
             if isinstance(message, Refusal):
                 self._refused(message)
             elif isinstance(message, VerifiedTokens) and (new := self._new_of(message)) is not None:
-                news.append(new)
-        return news
+                return new
+        return None
 
-    def draft(self, tokens: list[int]) -> None:
-        """Send of the draft after the verified tokens what this stream has not carried, unless the link is busy."""
-        held = common_length(self._sent, tokens)
-        if held < len(self._sent):
-            self._correct()
-            held = 0
-        self._waiting = False
-        if held == len(tokens):
-            return
-        if self._link.busy:
-            self._waiting = True
-            return
-        start = len(self.tokens) + held
-        new = tokens[held : held + MAX_DRAFT_LENGTH]
-        self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, start, new))
-        self._sent = tokens[: held + MAX_DRAFT_LENGTH]
+    def draft(self, verified: Sequence[int], drafted: Sequence[int]) -> bool:
+        """Send of what was drafted after ``verified`` what this stream has not carried; False if the link is busy.
+
+        More may be verified by now; a draft that does not go on from there is not sent.
+        """
+        with self._news:
+            tokens = rest_of(drafted, self.tokens[len(verified) :])
+            if not tokens or self.ended:
+                return True
+            held = common_length(self._sent, tokens)
+            if held < len(self._sent):
+                self._correct()
+                held = 0
+            if held == len(tokens):
+                return True
+            if self._link.busy:
+                return False
+            start = len(self.tokens) + held
+            new = tokens[held : held + MAX_DRAFT_LENGTH]
+            self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, start, new))
+            self._sent = tokens[: held + MAX_DRAFT_LENGTH]
+            return True
+
+    def wait_beyond(self, count: int, again: bool) -> list[int] | None:
+        """The verified tokens, as soon as they are more than ``count``, or after a moment, to send ``again``.
+
+        None when the stream is closed.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._closed or len(self.tokens) > count, _POLL_S if again else None)
+            return None if self._closed else list(self.tokens)
+
+    def close(self) -> None:
+        """Nothing more is to be drafted."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
 
     # ----------------------------------------------------------------------- what comes down
 
-    def _next(self, wait: bool, briefly: bool) -> Message | None:
-        """The next message; None if none has come. LinkTimeout after a silence, LinkClosed if the link is down."""
+    def _next(self) -> Message:
+        """The next message. LinkTimeout after a silence, LinkClosed if the link is down."""
         link = self._link
         if not (link.up and link.session):
             raise self._cause
-        if not wait:
-            return link.poll(self._request.limits)
-        until = self._heard + link.settings.response_timeout_s
-        pause = time.monotonic() + _POLL_S if self._waiting or briefly else until
-        message = link.receive(min(until, pause), self._request.limits)
-        if message is None and time.monotonic() >= until:
+        message = link.receive(self._heard + link.settings.response_timeout_s, self._request.limits)
+        if message is None:
             what = f"after token {len(self.tokens)} for {link.settings.response_timeout_s:g} s"
             raise LinkTimeout(f"the verifier sent nothing {what}")
         return message
 
-    def _new_of(self, message: VerifiedTokens) -> VerifiedTokens | None:
-        """What of a message is new, which the reply has from now on; None if nothing is."""
+    def _new_of(self, message: VerifiedTokens) -> tuple[VerifiedTokens, list[int]] | None:
+        """What of a message is new, which the reply has from now on, and what it rejects; None if nothing is new."""
         if message.session != self._link.session or message.reply != self._request.number:
             return None
         known = len(self.tokens)
@@ -131,15 +147,19 @@ class ReplyStream:
         if new:
             self._heard, self._failures = time.monotonic(), 0
         self._pictures.arrived(self._link.session)
-        self.tokens += new
-        self.ended = bool(ends) or message.ended or len(self.tokens) >= self._longest
+        self.ended = bool(ends) or message.ended or known + len(new) >= self._longest
         if not new:
             return None
-        if new[: len(self._sent)] != self._sent[: len(new)]:
-            self._correct()
-        else:
-            self._sent = self._sent[len(new) :]
-        return msgspec.structs.replace(message, at=known, tokens=new, accepted=max(0, message.accepted - skipped))
+        accepted = max(0, message.accepted - skipped)
+        with self._news:
+            rejected = self._sent[accepted : max(0, message.drafted - skipped)]
+            self.tokens += new
+            if new[: len(self._sent)] != self._sent[: len(new)]:
+                self._correct()
+            else:
+                self._sent = self._sent[len(new) :]
+            self._news.notify_all()
+        return msgspec.structs.replace(message, at=known, tokens=new, accepted=accepted), rejected
 
     def _correct(self) -> None:
         """What was sent no longer holds: the next draft begins a new stream."""
@@ -203,16 +223,23 @@ class ReplyStream:
         if self._asked == len(self.tokens) and not again:
             return
         self._asked = len(self.tokens)
-        self._correct()  # what was sent may be lost, too
-        self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, len(self.tokens)))
+        with self._news:
+            self._correct()  # what was sent may be lost, too
+            self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, len(self.tokens)))
 
     def _send_observation(self, everything: bool) -> None:
         """Let a verifier that does not know the reply go on with it."""
-        self._observed = self._stream
-        self._correct()
+        with self._news:
+            self._observed = self._stream
+            self._correct()
         self._link.post(self._observation(everything))
 
     def _observation(self, everything: bool = False) -> Observation:
         request = self._request
         found = self._pictures.observation(self._link.session, request.number, request.instruction, everything)
         return msgspec.structs.replace(found, verified=list(self.tokens)) if self.tokens else found
+
+
+def rest_of(drafted: Sequence[int], verified: Sequence[int]) -> list[int]:
+    """What a draft says after tokens that have been verified since; nothing if it said others."""
+    return list(drafted[len(verified) :]) if common_length(drafted, verified) == len(verified) else []

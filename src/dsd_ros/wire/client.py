@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -164,15 +163,6 @@ class Connection:
             self.send(message)
         except LinkError:
             self.up = False
-
-    def poll(self, limits: Limits) -> Message | None:
-        """A message that has come, or None. Raises LinkClosed and limits."""
-        message = None
-        with contextlib.suppress(LinkTimeout):
-            message = self.channel.receive(0.0)
-            limits.heard()
-        limits.check()
-        return message
 
     @property
     def busy(self) -> bool:

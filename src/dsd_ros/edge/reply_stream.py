@@ -74,7 +74,7 @@ class ReplyStream:
         return None
 
     def draft(self, verified: Sequence[int], drafted: Sequence[int]) -> bool:
-        """Send of what was drafted after ``verified`` what this stream has not carried; False if the link is busy.
+        """Send of what was drafted after ``verified`` what this stream has not carried; False if the link can't now.
 
         More may be verified by now; a draft that does not go on from there is not sent.
         """
@@ -88,11 +88,12 @@ class ReplyStream:
                 held = 0
             if held == len(tokens):
                 return True
-            if self._link.busy:
+            session = self._link.session
+            if not (self._link.up and session) or self._link.busy:
                 return False
             start = len(self.tokens) + held
             new = tokens[held : held + MAX_DRAFT_LENGTH]
-            self._link.post(DraftTokens(self._link.session, self._request.number, self._stream, start, new))
+            self._link.post(DraftTokens(session, self._request.number, self._stream, start, new))
             self._sent = tokens[: held + MAX_DRAFT_LENGTH]
             return True
 

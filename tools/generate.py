@@ -126,13 +126,14 @@ def page() -> str:
 
 
 def _node(node: str) -> str:
-    rows, told = [], set()
+    rows, grouped = [], set()
     for spec in specs(NODES[node]):
         group = spec.name.partition(".")[0]
         if elsewhere := _same_group(node, group):
-            if group not in told:
-                rows.append((f"`{group}.*`", "", "", spec.change, f"as those of [`{elsewhere}`](#{elsewhere})"))
-            told.add(group)
+            if group not in grouped:
+                meaning = f"as those of [`{elsewhere}`](#{elsewhere}){_launched(node, elsewhere, group)}"
+                rows.append((f"`{group}.*`", "", "", spec.change, meaning))
+            grouped.add(group)
         else:
             rows.append(_row(node, spec))
     file = f"{node.removesuffix('_node')}.yaml"
@@ -149,15 +150,34 @@ def _row(node: str, spec: ParameterSpec) -> tuple[str, str, str, str, str]:
     return f"`{spec.name}`", spec.varies or _said(spec.default), _allowed(spec), spec.change, "; ".join(notes)
 
 
+def _group(node: str, group: str) -> list[ParameterSpec]:
+    return [spec for spec in specs(NODES[node]) if spec.name.startswith(f"{group}.")]
+
+
 def _same_group(node: str, group: str) -> str:
-    """The node further up that has just the same parameters of that group, whenever a change of them takes effect."""
-
-    def rows(of: str) -> list[tuple[str, ...]]:
-        found = [_row(of, spec) for spec in specs(NODES[of]) if spec.name.startswith(f"{group}.")]
-        return [(*row[:3], row[4]) for row in found]
-
+    """The node further up that has just the same parameters of that group, but for the launch arguments and the time
+    of a change; empty where there is none, or where parameters of the group change at different times.
+    """
+    own = _group(node, group)
+    if len({spec.change for spec in own}) != 1:
+        return ""
     before = list(NODES)[: list(NODES).index(node)]
-    return next((other for other in before if rows(node) and rows(other) == rows(node)), "")
+    return next((other for other in before if _constant(_group(other, group)) == _constant(own)), "")
+
+
+def _constant(specs: list[ParameterSpec]) -> list[tuple[str, ...]]:
+    return [(spec.name, spec.varies or _said(spec.default), _allowed(spec), spec.help) for spec in specs]
+
+
+def _launched(node: str, other: str, group: str) -> str:
+    """Which parameters of a group launch arguments set, where those are not the other node's."""
+    own, theirs = (
+        {spec.name: SETS[of][spec.name] for spec in _group(of, group) if spec.name in SETS[of]} for of in (node, other)
+    )
+    if own == theirs:
+        return ""
+    said = ", ".join(f"`{value}` ({name})" for name, value in own.items())
+    return f"; launch arguments {said}" if said else "; no launch arguments"
 
 
 def _launch_arguments() -> str:

@@ -48,16 +48,14 @@ The column "change" says when `ros2 param set` takes effect, as `ros2 param desc
 * `configure`: at the next configure (`ros2 lifecycle set NODE cleanup`, then `configure`), without a new process.
 * `start`: never. The parameter is read-only, since the node reads it when it starts.
 
+A name that the node does not have may be meant for another node: the node warns, and names its nearest parameter.
 `use_sim_time` may change while no run is under way.
-
-A name that the node does not have may be meant for another node: the node warns, names its nearest parameter, and goes
-on.
 """
 _LAUNCH = """# Launch arguments
 
 For `ros2 launch dsd_ros NAME.launch.py ARGUMENT:=VALUE`, and for
-`python -m dsd_ros.bringup.processes NAME ARGUMENT:=VALUE`. An argument that is empty leaves its parameter to the
-parameter files.
+`python -m dsd_ros.bringup.processes NAME ARGUMENT:=VALUE` ([what each starts](install.md)). An argument that is empty
+leaves its parameter to the parameter files.
 """
 
 
@@ -193,8 +191,7 @@ def _launch_arguments() -> str:
         kinds = set(defaults.values())
         default = kinds.pop() if len(kinds) == 1 else ", ".join(f"{said} ({of})" for of, said in defaults.items())
         table.append((f"`{name}`", where, default, choices, meaning))
-    files = "".join(f"* `{system}.launch.py`: {about}.\n" for system, about in SYSTEMS.items())
-    return f"{files}\n" + _table(("argument", "of", "default", "allowed", "meaning"), table)
+    return _table(("argument", "of", "default", "allowed", "meaning"), table)
 
 
 def _allowed(spec: ParameterSpec) -> str:

@@ -48,16 +48,14 @@ The column "change" says when `ros2 param set` takes effect, as `ros2 param desc
 * `configure`: at the next configure (`ros2 lifecycle set NODE cleanup`, then `configure`), without a new process.
 * `start`: never. The parameter is read-only, since the node reads it when it starts.
 
+A name that the node does not have may be meant for another node: the node warns, and names its nearest parameter.
 `use_sim_time` may change while no run is under way.
-
-A name that the node does not have may be meant for another node: the node warns, names its nearest parameter, and goes
-on.
 """
 _LAUNCH = """# Launch arguments
 
 For `ros2 launch dsd_ros NAME.launch.py ARGUMENT:=VALUE`, and for
-`python -m dsd_ros.bringup.processes NAME ARGUMENT:=VALUE`. An argument that is empty leaves its parameter to the
-parameter files.
+`python -m dsd_ros.bringup.processes NAME ARGUMENT:=VALUE` ([what each starts](install.md)). An argument that is empty
+leaves its parameter to the parameter files.
 """
 
 
@@ -126,13 +124,14 @@ def page() -> str:
 
 
 def _node(node: str) -> str:
-    rows, told = [], set()
+    rows, grouped = [], set()
     for spec in specs(NODES[node]):
         group = spec.name.partition(".")[0]
         if elsewhere := _same_group(node, group):
-            if group not in told:
-                rows.append((f"`{group}.*`", "", "", spec.change, f"as those of [`{elsewhere}`](#{elsewhere})"))
-            told.add(group)
+            if group not in grouped:
+                meaning = f"as those of [`{elsewhere}`](#{elsewhere}){_launched(node, elsewhere, group)}"
+                rows.append((f"`{group}.*`", "", "", spec.change, meaning))
+            grouped.add(group)
         else:
             rows.append(_row(node, spec))
     file = f"{node.removesuffix('_node')}.yaml"
@@ -149,15 +148,34 @@ def _row(node: str, spec: ParameterSpec) -> tuple[str, str, str, str, str]:
     return f"`{spec.name}`", spec.varies or _said(spec.default), _allowed(spec), spec.change, "; ".join(notes)
 
 
+def _group(node: str, group: str) -> list[ParameterSpec]:
+    return [spec for spec in specs(NODES[node]) if spec.name.startswith(f"{group}.")]
+
+
 def _same_group(node: str, group: str) -> str:
-    """The node further up that has just the same parameters of that group, whenever a change of them takes effect."""
-
-    def rows(of: str) -> list[tuple[str, ...]]:
-        found = [_row(of, spec) for spec in specs(NODES[of]) if spec.name.startswith(f"{group}.")]
-        return [(*row[:3], row[4]) for row in found]
-
+    """The node further up that has just the same parameters of that group, but for the launch arguments and the time
+    of a change; empty where there is none, or where parameters of the group change at different times.
+    """
+    own = _group(node, group)
+    if len({spec.change for spec in own}) != 1:
+        return ""
     before = list(NODES)[: list(NODES).index(node)]
-    return next((other for other in before if rows(node) and rows(other) == rows(node)), "")
+    return next((other for other in before if _constant(_group(other, group)) == _constant(own)), "")
+
+
+def _constant(specs: list[ParameterSpec]) -> list[tuple[str, ...]]:
+    return [(spec.name, spec.varies or _said(spec.default), _allowed(spec), spec.help) for spec in specs]
+
+
+def _launched(node: str, other: str, group: str) -> str:
+    """Which parameters of a group launch arguments set, where those are not the other node's."""
+    own, theirs = (
+        {spec.name: SETS[of][spec.name] for spec in _group(of, group) if spec.name in SETS[of]} for of in (node, other)
+    )
+    if own == theirs:
+        return ""
+    said = ", ".join(f"`{value}` ({name})" for name, value in own.items())
+    return f"; launch arguments {said}" if said else "; no launch arguments"
 
 
 def _launch_arguments() -> str:
@@ -173,8 +191,7 @@ def _launch_arguments() -> str:
         kinds = set(defaults.values())
         default = kinds.pop() if len(kinds) == 1 else ", ".join(f"{said} ({of})" for of, said in defaults.items())
         table.append((f"`{name}`", where, default, choices, meaning))
-    files = "".join(f"* `{system}.launch.py`: {about}.\n" for system, about in SYSTEMS.items())
-    return f"{files}\n" + _table(("argument", "of", "default", "allowed", "meaning"), table)
+    return _table(("argument", "of", "default", "allowed", "meaning"), table)
 
 
 def _allowed(spec: ParameterSpec) -> str:

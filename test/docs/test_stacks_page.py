@@ -58,8 +58,6 @@ def test_nav2s_velocities_go_to_the_supervisor_in_navigations_place() -> None:
         if kind.startswith("`geometry_msgs/Twist") and source == "`navigation`" and drain == "`supervisor`"
     ]
     assert set(section("collision_monitor", "cmd_vel_out_topic")) == set(command) and command != ["cmd_vel_nav"]
-    (page,) = (file for file in parameter_files()[:-2] if "collision_monitor" in file)
-    assert yaml.safe_load((EXAMPLES / "nav2.yaml").read_text()) == page
     assert any("collision_monitor" in each.get("commands", "") for each in section("/**/supervisor_node", "require"))
 
 
@@ -74,13 +72,8 @@ def test_the_lifecycle_manager_leads_lifecycle_nodes_without_bonds() -> None:
     assert list(section("lifecycle_manager_dsd", "bond_timeout")) == [0.0]
 
 
-def trees() -> list[ElementTree.Element]:
-    found = [ElementTree.fromstring(block.text) for block in blocks(PAGE) if block.language == "xml"]
-    return [*found, ElementTree.parse(EXAMPLES / "bt" / "navigate.xml").getroot()]
-
-
 def test_the_behaviour_trees_ports_are_navigates_fields() -> None:
-    root = trees()[-1]
+    root = ElementTree.parse(EXAMPLES / "bt" / "navigate.xml").getroot()
     assert root.get("BTCPP_format") == "4" and root.find(f"BehaviorTree[@ID='{root.get('main_tree_to_execute')}']")
     models = {model.get("ID"): model for model in root.iterfind("TreeNodesModel/Action")}
     ours = models["DsdNavigate"]
@@ -88,8 +81,7 @@ def test_the_behaviour_trees_ports_are_navigates_fields() -> None:
     outputs = {port.get("name") for port in ours.iterfind("output_port")}
     assert inputs - {"server_name", "server_timeout"} == set(Navigate.Goal.get_fields_and_field_types())
     assert outputs <= set(Navigate.Result.get_fields_and_field_types())
-    for tree in trees():
-        for node in tree.iter():
-            if node.tag in models:
-                assert node.attrib.keys() <= {port.get("name") for port in models[node.tag]}
-                assert node.get("server_name") in ("dsd/navigate", "navigate_to_pose")
+    for node in root.iter():
+        if node.tag in models:
+            assert node.attrib.keys() <= {port.get("name") for port in models[node.tag]}
+            assert node.get("server_name") in ("dsd/navigate", "navigate_to_pose")

@@ -448,26 +448,3 @@ def test_digests_are_those_of_the_example():
     ahead = EXAMPLES["a round sent ahead"].message
     assert ahead.assumed == m.prefix_digest(figures["tokens"])
     assert ahead.confirmed == len(figures["tokens"])
-
-
-def test_tokens_of_a_large_vocabulary_take_what_the_table_says():
-    size, gamma, kept = 152_064, 4, 32
-    tokens = [size - 1 - i for i in range(gamma + 1)]
-    ids, weights = np.arange(size - kept, size), np.ones(kept, np.float16)
-    name = UINT32, 7, 3, 12  # session, reply, stream or round, position
-    messages: dict[str, m.Message] = {
-        "DraftTokens, one": m.DraftTokens(*name, tokens[:1]),
-        "DraftTokens, four": m.DraftTokens(*name, tokens[:4]),
-        "VerifiedTokens, one": m.VerifiedTokens(UINT32, 7, 12, tokens[:1], compute_us=2500),
-        "VerifiedTokens, five, four of them drafted": m.VerifiedTokens(UINT32, 7, 12, tokens, 4, 4, 2500),
-        "Draft of four, coupled or greedy": m.Draft(*name, tokens[:4]),
-        "Draft of four, split": m.Draft(*name, tokens[:4], bytes(3 * gamma // 2)),
-        "Draft of four, truncated, K = 32": m.Draft(*name, tokens[:4], pack_kept([(ids, weights)] * gamma, size)),
-        "Draft of four, full": m.Draft(*name, tokens[:4], bytes(4 * gamma * size)),
-    }
-    rows = table("### Tokens of a large vocabulary")
-    assert [row[0] for row in rows] == list(messages)
-    for name_, plain, tagged in rows:
-        message = messages[name_]
-        with_tag = msgspec.structs.replace(message, tag=bytes(m.TAG_BYTES))
-        assert [int(plain), int(tagged)] == [len(encode(message)), len(encode(with_tag))], name_

@@ -533,7 +533,7 @@ TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = hypothesis_settings(max_examples=40, stateful_step_count=30)
 
 
-@pytest.mark.parametrize("value", [1e308, -1e308, math.inf, math.nan, 1e7])
+@pytest.mark.parametrize("value", [1e308, -1e308, math.inf, math.nan, 2e7])
 def test_implausible_values_are_no_news(value):
     supervisor, now = Supervisor(), 50.0
     supervisor.decide(now)

@@ -11,7 +11,7 @@ import threading
 import time
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import VerifierClient
+from dsd_ros.edge.client import VerifierClient, VerifierRefused
 from dsd_ros.edge.drafters import Drafter, Worth
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.recorder import StreamRecorder
@@ -49,7 +49,13 @@ class StreamDecoder:
             drafting.start()
         recorder.begun()
         while not reply.ended:
-            if (news := reply.verified()) is not None:
+            try:
+                news = reply.verified()
+            except VerifierRefused:
+                if drafting is not None and (error := drafting.ended()) is not None:
+                    raise error from None  # of the same input, and in the robot's own words
+                raise
+            if news is not None:
                 recorder.passed(*news)
             if drafting is None:
                 continue
@@ -103,6 +109,12 @@ class _Drafting(threading.Thread):
     def failed(self) -> bool:
         """Whether an engine has failed in this reply, which says nothing of what its drafts are worth."""
         return bool(self._drafter.error)
+
+    def ended(self) -> Exception | None:
+        """Draft no more, wait for what is under way, and say what went wrong."""
+        self.reply.close()
+        self.join()
+        return self.error
 
     def run(self) -> None:
         if self._before is not None:

@@ -95,7 +95,7 @@ _REACTION_S = 0.2  # from a sensor's reading to the robot's reaction
 _BRAKING = 0.8  # m/s^2; towards an obstacle the robot is no faster than this can stop
 _APPROACH = 0.05  # m/s
 _FASTEST = 100.0  # m/s, rad/s
-_FURTHEST = 1e6  # m
+FURTHEST = 1e7  # m; UTM coordinates reach this
 _MOST_RANGES = 50_000  # readings of a scan
 _ZERO = 1e-4  # a smaller command counts as zero
 STILL = Motion()
@@ -192,7 +192,7 @@ class SafetyReport:
         return " ".join(self.sentences)
 
 
-def plausible(*values: float, limit: float = _FURTHEST) -> bool:
+def plausible(*values: float, limit: float = FURTHEST) -> bool:
     """Whether these can be measurements: finite, and not beyond ``limit`` either way."""
     return all(abs(value) <= limit for value in values)  # NaN compares as false
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsd_ros.navigation.run.controller import Pose, Velocity, unit_quaternion
+from dsd_ros.navigation.safety.causes import FURTHEST
 
-_FARTHEST = 1e7  # m; UTM coordinates reach this
 _FASTEST = 100.0  # m/s and rad/s
 _KEPT_S = 1.0  # of poses
 _SPACING_S = 0.01  # between kept poses
@@ -35,7 +35,7 @@ def checked_pose(place: Sequence[float], orientation: Sequence[float]) -> Pose:
 
     :raises OdometryError: for a place that is not finite or absurdly far, or an orientation that is no rotation.
     """
-    if not all(abs(value) <= _FARTHEST for value in place[:2]):  # NaN fails here, too
+    if not all(abs(value) <= FURTHEST for value in place[:2]):  # NaN fails here, too
         raise OdometryError(f"The odometry's position is ({place[0]:g}, {place[1]:g}) m: check the robot's driver.")
     unit = unit_quaternion(*orientation)
     if unit is None:

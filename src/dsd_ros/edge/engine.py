@@ -338,7 +338,7 @@ class EngineSequence:
         self.limits: Limits | None = None
         self.error, self._heard = "", False
         self._stream: _Stream | None = None
-        self._text, self._start = "", 0  # what the engine goes on from, and of how many tokens that is
+        self._text, self._from = "", list[int]()  # what the engine goes on from, and the tokens of that text
         self._said: list[tuple[int, list[tuple[int, float]]]] = []  # tokens after these, each with its candidates
 
     def __del__(self) -> None:
@@ -373,8 +373,9 @@ class EngineSequence:
 
     def _next(self) -> tuple[int, list[tuple[int, float]]] | None:
         """What comes after all tokens, if that is known; else one step on the way."""
-        ahead, said = self.tokens[self._start :], self._said
-        agrees = self._start <= len(self.tokens) and all(
+        start, said = len(self._from), self._said
+        ahead = self.tokens[start:]
+        agrees = self.tokens[:start] == self._from and all(
             said_token == token for (said_token, _), token in zip(said, ahead, strict=False)
         )
         if self._stream is None or not agrees:
@@ -391,7 +392,7 @@ class EngineSequence:
         if not self._heard:
             self.error = f"the draft engine at {self.model.url} has not answered yet"
         self._stop()
-        self._text, self._start, self._said = text, start, []
+        self._text, self._from, self._said = text, self.tokens[:start], []
         self._stream = _Stream(self.model, self._prompt, text, CANDIDATES if self.chosen or self.constraint else 0)
         return None
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from in_process import dsd
 
-from dsd_ros.cli.advice import WORTH, Machines, alone_seconds, computed_gain, pays_from, stream_seconds
+from dsd_ros.cli.advice import WORTH, Advice, Machines, alone_seconds, computed_gain, stream_seconds
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -48,10 +48,10 @@ def test_seconds_of_a_reply_as_by_hand(on, agrees, seconds):
 
 def test_the_first_target_that_pays():
     replies = [[True] * 9 + [False] + [True] * 20]
-    first = pays_from(FAR, replies)
+    first = Advice(FAR, replies, [1.0], {1: 1.0}).pays_from_s
     assert first is not None and computed_gain(FAR.with_target(first), replies) >= WORTH
     assert computed_gain(FAR.with_target(first / 1.06), replies) < WORTH
-    assert pays_from(FAR, [[False] * 30]) is None
+    assert Advice(FAR, [[False] * 30], [1.0], {1: 1.0}).pays_from_s is None
     assert FAR.with_target(20) == dataclasses.replace(FAR, target_s=20, first_s=24, first_pass_s=20)
 
 

@@ -8,10 +8,11 @@ times. Advice and measurements are of the same held-out pictures: on others draf
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from dsd_lab.bench.fleet import Served, run_robots
 from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, given
@@ -20,7 +21,7 @@ from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.scenes import MAX_SCENES, Scene, decode, held_out_scenes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.report import CODE, BenchError, Row, check_range, header
-from dsd_ros.cli.advice import WORTH, computed_gain, measure as advise, pays_from
+from dsd_ros.cli.advice import WORTH, measure as advise
 from dsd_ros.cli.arguments import arguments, flag, part
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
@@ -29,8 +30,7 @@ from dsd_ros.wire.channel import Channel, LocalChannel
 
 WITHIN = 0.15  # of what is measured
 _CODE = (*CODE, "dsd_ros/cli/advice.py", "dsd_lab/bench/advise.py", "dsd_lab/bench/pace.py")
-_OTHERS = (0.5, 2.0)  # other targets, as parts of the profile's time
-_HALVED = 5  # times, to find the first target that pays
+_AROUND = (0.87, 0.95, 1.05, 1.15)  # targets beside the advised one among which the first that pays is looked for
 
 
 @arguments
@@ -38,7 +38,7 @@ class Flags(PairFlags):
     profiles: str = flag(
         "go2-a100,agx-72b-5g,agx-72b-wifi,orin-8b-wifi", "machines of config/profiles.yaml", metavar="NAME,..."
     )
-    images: int = flag(6, "pictures")
+    images: int = flag(4, "pictures")
     robots: int = flag(4, "robots that decode at the same time")
     shortest_ms: float = flag(
         15.0, "multiply a machine's times so that its faster model takes this for a token, which this machine keeps"
@@ -47,7 +47,7 @@ class Flags(PairFlags):
 
 
 def measure(flags: Flags, told: Told) -> Report:
-    """For each machine rows of what was advised and measured: this target, others, several robots. ValueErrors."""
+    """For each machine rows of what was advised and measured. ValueErrors."""
     check_range("images", flags.images, 1, MAX_SCENES)
     check_range("robots", flags.robots, 2, 64)
     check_range("shortest-ms", flags.shortest_ms, 1, 1000)
@@ -62,7 +62,7 @@ def measure(flags: Flags, told: Told) -> Report:
         for place, profile in enumerate(profiles):
             times = profile.times
             assert times is not None
-            scale = 1e-3 * flags.shortest_ms / min(times.draft_s, min(_OTHERS) * times.target_s)
+            scale = 1e-3 * flags.shortest_ms / min(times.draft_s, times.target_s)
             on = _Machine(engine, robot, cloud, profile, scale, DecodeSettings(**given(flags.decoding)))
             for what, advised, measured in on.compare(scenes, flags.robots):
                 error = advised / measured - 1.0
@@ -98,30 +98,20 @@ class _Machine:
         hold(self._robot, self._cloud, self._profile)
         questions = [(scene.image, scene.instruction) for scene in scenes]
         told = advise(self._connect, self._robot, self._settings, questions, len(questions), robots)
-        on, held, scale = told.machines, self._profile.target_s or 0.0, self._scale
         yield "times as fast", told.gain, self._gain(scenes)
-        for times in _OTHERS:
-            token_s = on.target_s + (times - 1.0) * held
-            measured = self._gain(scenes, times)
-            yield f"with target x {times:g}", computed_gain(on.with_target(token_s), told.replies), measured
-        if (pays := pays_from(on, told.replies)) is not None:
-            beyond = on.target_s - held  # what a token takes outside the model
-            first = self._first_that_pays(scenes, (pays - beyond) / held)
-            yield "pays from, ms a target token", 1e3 * pays / scale, 1e3 * (first * held + beyond) / scale
-        hold(self._robot, self._cloud, self._profile)
         served = Served(lambda: LocalChannel(self._engine), lambda: None)
         alone = dataclasses.replace(self._settings, mode="ar")
         replies, _ = run_robots(served, self._robot, alone, scenes, robots, self._profile)
         measured = statistics.fmean(reply.seconds for reply in replies)
-        yield f"s a reply, {robots} robots alone", told.at_once[robots] / scale, measured / scale
-
-    def _first_that_pays(self, scenes: Sequence[Scene], advised: float) -> float:
-        """The part of the target's time from which on drafting pays, halved in around between 1/2 and 2 of it."""
-        low, high = advised / 2.0, advised * 2.0
-        for _ in range(_HALVED):
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if self._gain(scenes, middle) >= WORTH else (middle, high)
-        return math.sqrt(low * high)
+        yield f"s a reply, {robots} robots alone", told.at_once[robots] / self._scale, measured / self._scale
+        if (pays := told.pays_from_s) is not None:
+            held = self._profile.target_s or 0.0
+            beyond = told.machines.target_s - held  # what a token takes outside the model
+            targets = [pays * around for around in _AROUND]
+            gains = [self._gain(scenes, (target - beyond) / held) for target in targets]
+            slope, base = np.polyfit(np.log(targets), gains, 1)
+            first = float(np.exp((WORTH - base) / slope))
+            yield "pays from, ms a target token", 1e3 * pays / self._scale, 1e3 * first / self._scale
 
     def _gain(self, scenes: Sequence[Scene], times: float = 1.0) -> float:
         """As measured with a target that takes so many times as long."""
@@ -166,7 +156,7 @@ BENCH = Bench(
 def command(flags: Flags = Flags()) -> int:
     """What dsd advise says of emulated machines, and what is then measured on them.
 
-    For each profile: the speed-up of mode stream over ar for its target and for others, the first target that pays, and
-    seconds of a reply with several robots. Exits with 1 if one is more than 15 % off.
+    For each profile: the speed-up of mode stream over ar, seconds of a reply with several robots, and the first target
+    that pays. Exits with 1 if one is more than 15 % off.
     """
     return BENCH.run(flags)

@@ -17,8 +17,7 @@ def test_advice_stands_beside_what_is_measured(tiny_pair):
         lambda done, text: None,
     )  # fmt: skip
     whats = [row["what"] for row in report["rows"]]
-    assert whats[:3] == ["times as fast", "with target x 0.5", "with target x 2"]
-    assert whats[-1] == "s a reply, 2 robots alone"
+    assert whats[:2] == ["times as fast", "s a reply, 2 robots alone"]
     assert all(row["error"] == pytest.approx(row["advised"] / row["measured"] - 1) for row in report["rows"])
     assert report["within"] == all(abs(row["error"]) <= WITHIN for row in report["rows"])
     assert "agx-72b-wifi" in BENCH.render(report)
@@ -26,6 +25,6 @@ def test_advice_stands_beside_what_is_measured(tiny_pair):
 
 @pytest.mark.slow
 def test_advice_is_within_15_percent_of_what_is_then_measured_on_four_machines():
-    report = measure(Flags(images=4), lambda done, text: None)
+    report = measure(Flags(), lambda done, text: None)
     assert len({row["profile"] for row in report["rows"]}) == 4
     assert report["within"], BENCH.render(report)

@@ -266,7 +266,6 @@ NONSENSE = {
     "chances that are none": (
         200, chunk(tokens=[20], content=".", completion_probabilities=[{"top_logprobs": [{"id": -7, "logprob": None}]}])
     ),
-    "an endless line": (200, b"data: " + b"x" * (2 << 20)),
     "an end at once": (200, chunk(stop=True, stop_type="limit")),
     "only the end": (200, chunk(tokens=[2], stop=True, stop_type="eos")),
 }  # fmt: skip

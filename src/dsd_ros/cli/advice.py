@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,34 +168,14 @@ def measure(
         chosen = dataclasses.replace(settings, mode=mode)
         return EdgeSession(channel, draft, chosen, PATIENT_LINK, vocabulary, form)
 
-    def compare(channel: Channel, number: int) -> tuple[Machines, list[bool], DecodedReply, float]:
-        """By the target alone and in mode stream, each in a session that has seen no picture yet."""
-        question = questions[number % len(questions)]
-        with session_of(channel, "ar") as session:
-            began = time.perf_counter()
-            session.open()
-            one_way_s = (time.perf_counter() - began) / 2
-            alone = session.decode(*question)
-        with session_of(channel, "stream") as session:
-            session.open()
-            stream = session.decode(*question)
-            agrees, draft_s, draft_prefill_s = _draft_along(session, stream.tokens)
-        first, *later = alone.records
-        if not later:
-            raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
-        target_s = sum(record.wait_seconds for record in later) / sum(len(record.gained) for record in later)
-        first_s, first_pass_s = first.wait_seconds, min(first.wait_seconds, first.verify_seconds)
-        on = Machines(draft_s, draft_prefill_s, target_s, first_s, first_pass_s, one_way_s)
-        return on, agrees, alone, alone.seconds / stream.seconds
-
     def robot(number: int, session: EdgeSession) -> float:
         """How many times as long as for one robot its reply takes."""
         place = number % replies
         return session.decode(*questions[place % len(questions)]).seconds / found[place][2].seconds
 
     with closing(connect()) as channel:
-        compare(channel, 0)  # what happens once
-        found = [compare(channel, number) for number in range(replies)]
+        asked = [questions[number % len(questions)] for number in range(-1, replies)]
+        found = [_compare(partial(session_of, channel), question) for question in asked][1:]  # the first warms up
     alone_s = statistics.fmean(alone.seconds for _, _, alone, _ in found)
     at_once, refused = {1: alone_s}, ""
     for count in sorted({*(n for n in (2, 4, 8, 16, 32) if n < robots), robots} - {1}):
@@ -208,6 +189,31 @@ def measure(
             break
     machines = Machines(*map(statistics.median, zip(*(dataclasses.astuple(on) for on, *_ in found), strict=True)))
     return Advice(machines, [agrees for _, agrees, *_ in found], [gain for *_, gain in found], at_once, refused)
+
+
+def _compare(
+    session_of: Callable[[str], EdgeSession], question: Question
+) -> tuple[Machines, list[bool], DecodedReply, float]:
+    """A reply by the target alone and in mode stream, each in a session that has seen no picture yet.
+
+    What that says of the machines, what the draft says of each token, the first reply, and the gain.
+    """
+    with session_of("ar") as session:
+        began = time.perf_counter()
+        session.open()
+        one_way_s = (time.perf_counter() - began) / 2
+        alone = session.decode(*question)
+    with session_of("stream") as session:
+        session.open()
+        stream = session.decode(*question)
+        agrees, draft_s, draft_prefill_s = _draft_along(session, stream.tokens)
+    first, *later = alone.records
+    if not later:
+        raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
+    target_s = sum(record.wait_seconds for record in later) / sum(len(record.gained) for record in later)
+    first_s, first_pass_s = first.wait_seconds, min(first.wait_seconds, first.verify_seconds)
+    on = Machines(draft_s, draft_prefill_s, target_s, first_s, first_pass_s, one_way_s)
+    return on, agrees, alone, alone.seconds / stream.seconds
 
 
 def _draft_along(session: EdgeSession, tokens: list[int]) -> tuple[list[bool], float, float]:

@@ -83,7 +83,7 @@ def test_link_draft_and_target_are_measured_and_advice_is_given(models, picture,
         found = json.loads(out)
     with engine_of(models, max_sessions=1) as server:
         code, out, err = dsd(capsys, "advise", "--verifier", server.url, *pair, "--instruction", "the red chair")
-    assert found["target_s"] > 0 and found["draft_s"] > 0 and found["one_way_s"] > 0 and found["gain"] > 0
+    assert found["target_s"] > 0 and found["draft_s"] > 0 and found["one_way_s"] > 1e-5 and found["gain"] > 0
     assert 0.2 < found["agreement"] < 1 and found["at_once"]["1"] > found["target_s"]
     assert list(found["at_once"]) == ["1", "2"] and found["robots"] in (1, 2)
     assert code == 0 and "times as fast as the target alone" in out, err
@@ -156,6 +156,8 @@ def test_advice_is_within_15_percent_of_what_is_then_measured(machine):
 
         hold(robot, cloud, profile)
         advice = measure(connect, robot, modes[1], [(scene.image, scene.instruction) for scene in scenes], 3, robots)
+        if advice.machines.draft_s > 1.2 * profile.times.draft_s or advice.machines.target_s > 1.2 * profile.target_s:
+            pytest.skip("this machine has too much to do to keep another one's times")
         served = Served(lambda: LocalChannel(engine), lambda: None)
         replies, _ = run_robots(served, robot, modes[0], scenes, robots, profile)
         assert statistics.fmean(reply.seconds for reply in replies) == within(advice.at_once[robots])

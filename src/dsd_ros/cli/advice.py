@@ -198,12 +198,12 @@ def _compare(
 
     What that says of the machines, what the draft says of each token, the first reply, and the gain.
     """
-    with session_of("ar") as session:
+    with closing(session_of("ar")) as session:  # not open yet
         began = time.perf_counter()
         session.open()
         one_way_s = (time.perf_counter() - began) / 2
         alone = session.decode(*question)
-    with session_of("stream") as session:
+    with closing(session_of("stream")) as session:
         session.open()
         stream = session.decode(*question)
         agrees, draft_s, draft_prefill_s = _draft_along(session, stream.tokens)

@@ -35,7 +35,7 @@ class AdviseArguments:
     robots: int = flag(default=8, text="robots that decode at the same time, at most")
     decoding: DecodeSettings = part(DecodeSettings, "Decoding")
     words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
-    pair: PairFlags = part(PairFlags)
+    pair: PairFlags = part(PairFlags, "Models")
     prompt: str = flag(default="", text=PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags, "Verifier")
     log: LogSettings = part(LogSettings, "Log")

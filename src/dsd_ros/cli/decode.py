@@ -37,7 +37,7 @@ class DecodeArguments:
     )
     decoding: DecodeSettings = part(DecodeSettings, "Decoding")
     words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
-    pair: PairFlags = part(PairFlags)
+    pair: PairFlags = part(PairFlags, "Models")
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags, "Verifier")
     log: LogSettings = part(LogSettings, "Log")

@@ -18,7 +18,7 @@ from dsd_ros.startup import quick_import
 class ServeArguments:
     serving: ServeSettings = part(ServeSettings, "Serving")
     decoding: DecodeSettings = part(DecodeSettings, "Decoding, where a request says nothing else")
-    pair: PairFlags = part(PairFlags)
+    pair: PairFlags = part(PairFlags, "Models")
     link: VerifierFlags = part(VerifierFlags, "Verifier")
     log: LogSettings = part(LogSettings, "Log")
 

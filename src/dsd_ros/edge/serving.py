@@ -156,7 +156,7 @@ class ApiServer(ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), name="api", daemon=True).start()
 
     def close(self) -> None:
-        """End every reply and the session, within two seconds."""
+        """End every reply and the session."""
         self.stopping = True
         self.shutdown()
         self.server_close()

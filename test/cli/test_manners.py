@@ -62,6 +62,8 @@ def test_help_has_what_is_needed_first_and_the_rest_in_groups(capsys):
     titles = ["Parameters", "what to tell", "Decoding", "--draft-length", "Verifier", "--ca-file", "Of every command"]
     places = [out.index(title) for title in titles]
     assert places == sorted(places)
+    _, out, _ = dsd(capsys, "demo", "--help")
+    assert "--instruction" in out and "--draft-engine" in out  # of settings that have no title
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from in_process import dsd
 from llama_server import LlamaServer, readable
 from stepped import Unhurried
@@ -36,6 +37,7 @@ from dsd_ros.pictures import read_picture
 from dsd_ros.vlm.loading import ModelSettings, load_front, load_model
 from dsd_ros.vlm.prompts import Chat
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
+from dsd_ros.wire.client import Limits
 
 ROOT = Path(__file__).parents[2]
 DRAFT, TARGET = ROOT / "models" / "draft", ROOT / "models" / "target"
@@ -117,6 +119,21 @@ def test_replies_are_the_targets_and_as_much_comes_from_drafts_as_of_the_own_mod
                 assert all(sum(reply.accepted) > 0 for reply in replies)
             if way and not (api and values.get("temperature")):  # an engine that names no tokens drafts without noise
                 assert tau(replies) >= 0.9 * tau(decode(verifier, own, scenes, **way, **values))
+
+
+def test_a_token_that_is_replaced_where_a_request_began_is_not_drafted_after(server, scenes):
+    """The target rejects the token from which the engine goes on: what the engine said does not follow another one."""
+    first, second = [engine_at(server.url).prefill(*scenes[0]) for _ in range(2)]
+    bottle, word = (first.model.vocabulary.encode(f"The silver {word}") for word in ("bottle", "is"))
+    assert len(bottle) == len(word)
+    rows = []
+    for sequence, texts in ((first, (bottle, word)), (second, (word,))):
+        sequence.chosen, sequence.limits = True, Limits()
+        for tokens in texts:
+            sequence.rollback(0)
+            sequence.append(tokens)
+            rows.append(sequence.next_logits().softmax(0))
+    assert torch.allclose(rows[1], rows[2], atol=0.01) and not torch.allclose(rows[0], rows[1], atol=0.1)
 
 
 def test_conversations_of_other_programs_are_drafted(server, target, scenes):
@@ -249,7 +266,6 @@ NONSENSE = {
     "chances that are none": (
         200, chunk(tokens=[20], content=".", completion_probabilities=[{"top_logprobs": [{"id": -7, "logprob": None}]}])
     ),
-    "an endless line": (200, b"data: " + b"x" * (2 << 20)),
     "an end at once": (200, chunk(stop=True, stop_type="limit")),
     "only the end": (200, chunk(tokens=[2], stop=True, stop_type="eos")),
 }  # fmt: skip

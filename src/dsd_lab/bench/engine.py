@@ -28,7 +28,7 @@ from dsd_lab.bench.scenes import PATIENT_LINK, Scene, held_out_scenes, text_scen
 from dsd_lab.report import CODE, SOURCE, BenchError, check_range, header
 from dsd_ros.cli.arguments import arguments, flag
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafters import LEAD, Worth, common_length
+from dsd_ros.edge.drafters import LEAD, Worth
 from dsd_ros.edge.request import ReplyRequest
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.stream import StreamDecoder
@@ -134,31 +134,22 @@ class Reciter:
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self._replies = replies
         self._reply: Sequence[int] = ()
-        self._verified: Sequence[int] = ()
-        self._drafted = 0
+        self._verified, self.far_enough = 0, False
 
     def begin(self, request: ReplyRequest, ends: frozenset[int]) -> None:
         """See ``Drafter``. The replies come in order, again and again."""
         self._reply = self._replies[(request.number - 1) % len(self._replies)]
-        self._verified, self._drafted = (), 0
+        self._verified, self.far_enough = 0, False
 
     def follow(self, tokens: Sequence[int]) -> None:
         """See ``Drafter``."""
-        held = len(self._verified)
-        right = common_length(self._reply[held : held + self._drafted], tokens[held:])
-        gained = len(tokens) - held
-        self._drafted = self._drafted - gained if right == min(gained, self._drafted) else 0
-        self._verified, self._drafted = list(tokens), max(0, self._drafted)
-
-    @property
-    def far_enough(self) -> bool:
-        """See ``Drafter``."""
-        return self._drafted >= min(LEAD, len(self._reply) - len(self._verified) - 1)
+        self.far_enough &= len(tokens) == self._verified
+        self._verified = len(tokens)
 
     def next(self) -> list[int]:
-        """See ``Drafter``."""
-        self._drafted += not self.far_enough
-        return list(self._reply[len(self._verified) : len(self._verified) + self._drafted])
+        """See ``Drafter``. All but the last, which is the target's own."""
+        self.far_enough = True
+        return list(self._reply[self._verified : -1][:LEAD])
 
     def close(self) -> None:
         """There is no memory to give back."""

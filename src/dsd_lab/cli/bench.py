@@ -20,7 +20,7 @@ from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandEr
 from dsd_ros.cli.terminal import Progress, is_terminal
 
 command = App(name="bench", help="Measure the system on this machine.")
-for _name in ("overhead", "modes", "spec", "fleet", "engine", "wire", "gpu", "soak", "pictures", "advise", "ahead"):
+for _name in ("overhead", "modes", "spec", "fleet", "engine", "wire", "gpu", "soak", "pictures", "ahead"):
     command.command(f"dsd_lab.bench.{_name}:command", name=_name)
 
 

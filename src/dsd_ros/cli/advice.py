@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -106,16 +107,6 @@ def computed_gain(on: Machines, replies: Sequence[Sequence[bool]]) -> float:
     return statistics.geometric_mean(alone_seconds(on, len(reply)) / stream_seconds(on, reply) for reply in replies)
 
 
-def pays_from(on: Machines, replies: Sequence[Sequence[bool]]) -> float | None:
-    """The seconds of a target token from which on the gain is WORTH or more; None: 10 s are too few."""
-    found = None
-    for seconds in reversed(_TARGETS_S.tolist()):
-        if computed_gain(on.with_target(seconds), replies) < WORTH:
-            break
-        found = seconds
-    return found
-
-
 @dataclass(frozen=True)
 class Advice:
     """What was measured, from which the rest follows."""
@@ -127,38 +118,34 @@ class Advice:
     refused: str = ""  # why no more robots were measured, a sentence; "": as many as asked for were
 
     @property
+    def agreement(self) -> float:
+        """The share of tokens that the draft says, too."""
+        return sum(map(sum, self.replies)) / sum(map(len, self.replies))
+
+    @property
     def gain(self) -> float:
         """How many times as fast as the target alone mode stream was: the geometric mean."""
         return statistics.geometric_mean(self.gains)
+
+    @property
+    def pays_from_s(self) -> float | None:
+        """The seconds of a target token from which on the gain is WORTH or more; None: 10 s are too few."""
+        found = None
+        for seconds in reversed(_TARGETS_S.tolist()):
+            if computed_gain(self.machines.with_target(seconds), self.replies) < WORTH:
+                break
+            found = seconds
+        return found
 
     @property
     def robots(self) -> int:
         """The most robots, of those measured, that are served at once as soon as one."""
         return max(count for count, seconds in self.at_once.items() if seconds <= WORTH * self.at_once[1])
 
-
-class _Decoded(NamedTuple):
-    """A reply, and in mode stream what the draft says of it."""
-
-    reply: DecodedReply
-    trip_s: float  # of a short message there and back
-    agrees: list[bool] = []  # for each token, whether the draft says the same after the tokens before it
-    prefill_s: float = 0.0  # until the draft has read the prompt
-    token_s: float = 0.0  # of a drafted token
-
-
-def draft_along(session: EdgeSession, tokens: list[int]) -> tuple[list[bool], float, float]:
-    """What the draft of mode stream says of the reply decoded last, as in ``_Decoded``."""
-    marks, agrees = [time.perf_counter()], []
-    with closing(session.draft_again()) as drafter:
-        for place, token in enumerate(tokens):
-            drafter.follow(tokens[:place])
-            while not (drafted := drafter.next()) and not drafter.far_enough:
-                pass
-            agrees.append(drafted[:1] == [token])
-            marks.append(time.perf_counter())
-    token_s = (marks[-1] - marks[1]) / max(1, len(tokens) - 1)
-    return agrees, max(0.0, marks[1] - marks[0] - token_s), token_s
+    def as_json(self) -> dict[str, Any]:
+        """All figures, times in seconds."""
+        names = ("agreement", "gain", "gains", "pays_from_s", "robots", "at_once", "refused")
+        return {**vars(self.machines), **{name: getattr(self, name) for name in names}}
 
 
 def measure(
@@ -181,25 +168,15 @@ def measure(
         chosen = dataclasses.replace(settings, mode=mode)
         return EdgeSession(channel, draft, chosen, PATIENT_LINK, vocabulary, form)
 
-    def decode(channel: Channel, mode: str, number: int) -> _Decoded:
-        """A reply in a session that has seen no picture yet, as a robot's next one."""
-        with closing(session_of(channel, mode)) as session:
-            began = time.perf_counter()
-            session.open()
-            trip_s = time.perf_counter() - began
-            reply = session.decode(*questions[number % len(questions)])
-            return _Decoded(reply, trip_s, *(draft_along(session, reply.tokens) if mode == "stream" else ()))
-
     def robot(number: int, session: EdgeSession) -> float:
         """How many times as long as for one robot its reply takes."""
-        alone = pairs[number % replies][0].reply
-        return session.decode(*questions[number % replies % len(questions)]).seconds / alone.seconds
+        place = number % replies
+        return session.decode(*questions[place % len(questions)]).seconds / found[place][2].seconds
 
     with closing(connect()) as channel:
-        for mode in ("ar", "stream"):
-            decode(channel, mode, 0)  # what happens once
-        pairs = [(decode(channel, "ar", number), decode(channel, "stream", number)) for number in range(replies)]
-    alone_s = statistics.fmean(alone.reply.seconds for alone, _ in pairs)
+        asked = [questions[number % len(questions)] for number in range(-1, replies)]
+        found = [_compare(partial(session_of, channel), question) for question in asked][1:]  # the first warms up
+    alone_s = statistics.fmean(alone.seconds for _, _, alone, _ in found)
     at_once, refused = {1: alone_s}, ""
     for count in sorted({*(n for n in (2, 4, 8, 16, 32) if n < robots), robots} - {1}):
         try:
@@ -210,20 +187,47 @@ def measure(
         except LinkError as error:  # it has its limits, and perhaps other robots
             refused = f"{count} robots at once were not served: {error}"
             break
-    gains = [alone.reply.seconds / stream.reply.seconds for alone, stream in pairs]
-    return Advice(_machines(pairs), [stream.agrees for _, stream in pairs], gains, at_once, refused)
+    machines = Machines(*map(statistics.median, zip(*(dataclasses.astuple(on) for on, *_ in found), strict=True)))
+    return Advice(machines, [agrees for _, agrees, *_ in found], [gain for *_, gain in found], at_once, refused)
 
 
-def _machines(pairs: Sequence[tuple[_Decoded, _Decoded]]) -> Machines:
-    later = [record for alone, _ in pairs for record in alone.reply.records[1:]]
+def _compare(
+    session_of: Callable[[str], EdgeSession], question: Question
+) -> tuple[Machines, list[bool], DecodedReply, float]:
+    """A reply by the target alone and in mode stream, each in a session that has seen no picture yet.
+
+    What that says of the machines, what the draft says of each token, the first reply, and the gain.
+    """
+    with session_of("ar") as session:
+        session.close()  # but not the link, which has been dialled: that takes several messages
+        began = time.perf_counter()
+        session.open()
+        one_way_s = (time.perf_counter() - began) / 2
+        alone = session.decode(*question)
+    with session_of("stream") as session:
+        stream = session.decode(*question)
+        agrees, draft_s, draft_prefill_s = _draft_along(session, stream.tokens)
+    first, *later = alone.records
     if not later:
         raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
-    first_s = statistics.median(alone.reply.records[0].wait_seconds for alone, _ in pairs)
-    return Machines(
-        draft_s=statistics.median(stream.token_s for _, stream in pairs),
-        draft_prefill_s=statistics.median(stream.prefill_s for _, stream in pairs),
-        target_s=sum(record.wait_seconds for record in later) / sum(len(record.gained) for record in later),
-        first_s=first_s,
-        first_pass_s=min(first_s, statistics.median(alone.reply.records[0].verify_seconds for alone, _ in pairs)),
-        one_way_s=statistics.median(each.trip_s for pair in pairs for each in pair) / 2,
-    )
+    target_s = sum(record.wait_seconds for record in later) / sum(len(record.gained) for record in later)
+    first_s, first_pass_s = first.wait_seconds, min(first.wait_seconds, first.verify_seconds)
+    on = Machines(draft_s, draft_prefill_s, target_s, first_s, first_pass_s, one_way_s)
+    return on, agrees, alone, alone.seconds / stream.seconds
+
+
+def _draft_along(session: EdgeSession, tokens: list[int]) -> tuple[list[bool], float, float]:
+    """What mode stream's draft says of the reply decoded last.
+
+    For each token, whether it says the same after the tokens before it; seconds of a token, and of the prompt.
+    """
+    marks, agrees = [time.perf_counter()], []
+    with closing(session.draft_again()) as drafter:
+        for place, token in enumerate(tokens):
+            drafter.follow(tokens[:place])
+            while not (drafted := drafter.next()) and not drafter.far_enough:
+                pass
+            agrees.append(drafted[:1] == [token])
+            marks.append(time.perf_counter())
+    token_s = (marks[-1] - marks[1]) / max(1, len(tokens) - 1)
+    return agrees, token_s, max(0.0, marks[1] - marks[0] - token_s)

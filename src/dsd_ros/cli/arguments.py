@@ -113,7 +113,7 @@ def _annotate(schema: Any) -> None:
         if dataclasses.is_dataclass(hint):
             _annotate(hint)
             title = item.metadata.get("title")
-            parameter = Parameter(name="*", group=Group(title, sort_key=place) if title else None)
+            parameter = Parameter(name="*", group=Group(title, sort_key=place)) if title else Parameter(name="*")
         else:
             parameter = _parameter(item, hint)
         # Also for the constructor, whose annotations would be evaluated in the module of a subclass.

@@ -5,21 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.cli.arguments import (
-    arguments,
-    engine_option,
-    file_option,
-    flag,
-    json_option,
-    model_option,
-    model_path,
-    part,
-    tokenizer_option,
-)
-from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, part
+from dsd_ros.cli.shared import EXIT_DONE, PairFlags, VerifierFlags, write_json
 from dsd_ros.cli.terminal import colours, console, token_legend, token_text, working
 from dsd_ros.decoding.modes import streams, unit_of
 from dsd_ros.decoding.settings import DecodeSettings
@@ -28,7 +19,7 @@ from dsd_ros.navigation.run.actions import action_in, read_grammar
 from dsd_ros.ros.settings import ReplyGrammar
 from dsd_ros.shown import LINES, counted, shown
 from dsd_ros.startup import quick_import
-from dsd_ros.vlm.settings import PROMPT_HELP, ModelSettings
+from dsd_ros.vlm.settings import PROMPT_HELP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,10 +37,7 @@ class DecodeArguments:
     )
     decoding: DecodeSettings = part(DecodeSettings, "Decoding")
     words: ReplyGrammar = part(ReplyGrammar, "Form of the reply")
-    draft: str = model_option("draft")
-    draft_engine: str = engine_option()
-    target: str = model_option("target")
-    target_tokenizer: str = tokenizer_option()
+    pair: PairFlags = part(PairFlags, "Models")
     prompt: str = flag("", PROMPT_HELP, metavar="NAME_OR_FILE")
     link: VerifierFlags = part(VerifierFlags, "Verifier")
     log: LogSettings = part(LogSettings, "Log")
@@ -110,37 +98,34 @@ def _decode(
     args: DecodeArguments, image: np.ndarray | None, earlier: list[np.ndarray], say: Callable[[str], None]
 ) -> tuple[DecodedReply, Callable[[list[int]], str]]:
     """The reply, and what turns its tokens into text."""
-    from dsd_ros.cloud.engine import in_process_channel
-    from dsd_ros.edge.engine import load_draft
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.settings import PATIENT_LINK
-    from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction, form = check_instruction(args.instruction), args.words.form(args.decoding.max_tokens)
     history = list(zip(earlier, args.history_action, strict=True))
     say("loading the draft model")
-    draft = load_draft(ModelSettings(model_path(args.draft, "draft"), prompt=args.prompt), args.draft_engine)
+    draft, vocabulary = args.pair.load_draft(args.prompt), args.pair.load_vocabulary()
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
-    if not args.draft and (args.link.verifier or not args.target):
-        check_goal(instruction)
-    vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
-    target = ModelSettings(model_path(args.target, "target"), prompt=args.prompt)
+    check_goal(instruction, args.pair, args.link)
     say("dialling the verifier" if args.link.verifier else "loading the target model")
     with (
         logging_to_stderr(args.log),
-        args.link.channel() if args.link.verifier else in_process_channel(target) as channel,
+        args.pair.links(args.link, args.prompt) as connect,
+        closing(connect()) as channel,
         EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary, form) as session,
     ):
         say("decoding")
         return session.decode(image, instruction, history=history), session.text
 
 
-def check_goal(instruction: str) -> None:
+def check_goal(instruction: str, pair: PairFlags, link: VerifierFlags) -> None:
     """ValueError for an instruction that names nothing the shipped pair was trained on: its reply would be made up."""
     from dsd_ros.robot.sim.world import COLOURS, KINDS, named_goal
 
+    if pair.draft or (pair.target and not link.verifier):
+        return
     try:
         named_goal(instruction)
     except ValueError:

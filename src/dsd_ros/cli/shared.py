@@ -9,17 +9,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dsd_ros.addresses import check_verifier_address
-from dsd_ros.cli.arguments import STDOUT, flag
+from dsd_ros.cli.arguments import STDOUT, engine_option, flag, model_option, model_path, tokenizer_option
 from dsd_ros.options import check_options
+from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
+    from dsd_ros.edge.engine import DraftEngine
+    from dsd_ros.edge.vocabulary import Vocabulary
+    from dsd_ros.vlm.model import VisionLanguageModel
+    from dsd_ros.wire.channel import Channel
     from dsd_ros.wire.websocket import WebsocketChannel
 
 EXIT_DONE = 0
@@ -61,6 +66,43 @@ class VerifierFlags:
 
         token = partial(read_token, self.token_file) if self.token_file else None
         return WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
+
+
+@dataclass(frozen=True)
+class PairFlags:
+    """The robot's draft, and the target where no verifier is named."""
+
+    draft: str = model_option("draft")
+    device: str = flag(ModelSettings.device, "of the draft: cpu, cuda or cuda:N")
+    draft_engine: str = engine_option()
+    target: str = model_option("target")
+    target_tokenizer: str = tokenizer_option()
+
+    def load_draft(self, prompt: str = "") -> VisionLanguageModel | DraftEngine:
+        """The draft, or what asks its engine. ModelError."""
+        from dsd_ros.edge.engine import load_draft
+
+        settings = ModelSettings(model_path(self.draft, "draft"), device=self.device, prompt=prompt)
+        return load_draft(settings, self.draft_engine)
+
+    def load_vocabulary(self) -> Vocabulary | None:
+        """The target's, if it is named. ModelError."""
+        from dsd_ros.edge.vocabulary import Vocabulary
+
+        return Vocabulary.load(self.target_tokenizer) if self.target_tokenizer else None
+
+    @contextlib.contextmanager
+    def links(self, to: VerifierFlags, prompt: str = "") -> Iterator[Callable[[], Channel]]:
+        """What opens a link: to the verifier, or to a target in this process, which is loaded. ModelError."""
+        if to.verifier:
+            yield to.channel
+            return
+        from dsd_ros.cloud.engine import VerifierEngine
+        from dsd_ros.vlm.loading import load_model
+        from dsd_ros.wire.channel import LocalChannel
+
+        with VerifierEngine(load_model(ModelSettings(model_path(self.target, "target"), prompt=prompt))) as engine:
+            yield partial(LocalChannel, engine)
 
 
 @contextlib.contextmanager

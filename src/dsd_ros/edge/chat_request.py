@@ -27,9 +27,6 @@ MAX_PICTURES = MAX_HISTORY + 1
 MAX_TOKENS = 4096  # of a reply, as in DecodeSettings
 # They say nothing of the reply.
 _IGNORED = {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"}
-_AS_IF_LEFT_OUT = {
-    "modalities": ["text"], "repetition_penalty": 1, "response_format": {"type": "text"}, "tool_choice": "none",
-}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -105,7 +102,9 @@ def read_request(body: bytes, settings: DecodeSettings) -> ChatRequest:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ApiError(400, f"the body is no JSON object: {error}") from error
-    _check_unknown(fields)
+    for name in fields.keys() - _Body.__struct_fields__ - _IGNORED:
+        if fields[name]:  # else it changes nothing
+            raise ApiError(400, f"{name[:64]} is not supported here; leave it out", name[:64], "unsupported_parameter")
     try:
         asked = msgspec.convert(fields, _Body)
     except msgspec.ValidationError as error:
@@ -115,9 +114,10 @@ def read_request(body: bytes, settings: DecodeSettings) -> ChatRequest:
         ("system" if message.role == "developer" else message.role, _parts(message, f"messages[{place}]", pictures))
         for place, message in enumerate(asked.messages)
     ]
-    sampling = {name: getattr(asked, name) for name in ("temperature", "top_p", "seed")}
-    sampling |= {"max_tokens": asked.max_completion_tokens or asked.max_tokens}
-    sampling |= {"top_k": None if asked.top_k is None else max(0, asked.top_k)}
+    sampling = {name: getattr(asked, name) for name in ("temperature", "top_p", "seed")} | {
+        "max_tokens": asked.max_completion_tokens or asked.max_tokens,
+        "top_k": None if asked.top_k is None else max(0, asked.top_k),
+    }
     return ChatRequest(
         model=asked.model,
         chat=Chat.of(turns),
@@ -128,14 +128,6 @@ def read_request(body: bytes, settings: DecodeSettings) -> ChatRequest:
         streams=bool(asked.stream),
         with_usage=asked.stream_options is not None and asked.stream_options.include_usage,
     )
-
-
-def _check_unknown(fields: dict[str, Any]) -> None:
-    """ApiError for a field that is not supported, unless it changes nothing."""
-    for name, value in fields.items():
-        if name in _Body.__struct_fields__ or name in _IGNORED or not value or _AS_IF_LEFT_OUT.get(name) == value:
-            continue
-        raise ApiError(400, f"{name[:64]} is not supported here; leave it out", name[:64], "unsupported_parameter")
 
 
 def _parts(message: _Message, where: str, pictures: list[np.ndarray]) -> list[str | None]:

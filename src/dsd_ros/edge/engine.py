@@ -16,7 +16,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from queue import Empty, SimpleQueue
@@ -42,11 +42,12 @@ from dsd_ros.wire.client import Limits
 from dsd_ros.wire.pictures import encode_picture
 
 _log = logging.getLogger(__name__)
-CANDIDATES = 20  # of each token, where the likeliest may not be the one: sampled or constrained replies
-_COUNT = 32  # tokens of a request: as many as are drafted ahead
-_LOOK_S = 0.002  # how long a token is waited for before the link is looked at again
-_SILENCE_S = 10.0  # then it hangs; a first token may take seconds, after a long history
-_MAX_LINE = 1 << 20  # bytes
+# Of each token, where the likeliest may not be the one: sampled or constrained replies. With all 500 no more drafts are
+# right (temperature 1.2, test_a_hundred_replies), and a reply takes up to twice as long.
+CANDIDATES = 20
+_COUNT = 32  # tokens of a request: as many as are drafted ahead (``drafters.LEAD``)
+_LOOK_S = 0.002  # a robot that waits for a token looks at its link as often
+_SILENCE_S = 10.0  # until a connection ends that nothing comes from: a long history is read in seconds
 _NEVER = -1e4  # the logit of tokens that the engine does not name
 _INCOMPLETE = "\ufffd"
 _PICTURE = f"<|vision_start|>{IMAGE_PLACEHOLDER}<|vision_end|>"
@@ -108,17 +109,13 @@ class _LlamaChunk(msgspec.Struct):
     completion_probabilities: list[_Candidates] = []
 
 
-class _LlamaProps(msgspec.Struct):
-    media_marker: str
-
-
 class _Llama:
     """llama-server's own API. ``hello`` gives ``EnginePrompt.known``; ``said`` is the reply's text so far."""
 
     hello_path, path = "/props", "/completion"
 
     def hello(self, answer: bytes) -> str:
-        return msgspec.json.decode(answer, type=_LlamaProps).media_marker
+        return str(msgspec.json.decode(answer, type=dict[str, Any]).get("media_marker", ""))
 
     def body(self, prompt: EnginePrompt, said: str, candidates: int) -> dict[str, Any]:
         text: Any = prompt.text + said
@@ -149,14 +146,6 @@ class _ChatChunk(msgspec.Struct):
     choices: list[_Choice]
 
 
-class _ModelCard(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_ModelCard]
-
-
 class _OpenAi:
     """OpenAI's chat completions. What is verified is an assistant's message that the engine continues, as in vLLM."""
 
@@ -164,10 +153,10 @@ class _OpenAi:
         self.hello_path, self.path = f"{base}/models", f"{base}/chat/completions"
 
     def hello(self, answer: bytes) -> str:
-        models = msgspec.json.decode(answer, type=_Models).data
+        models = msgspec.json.decode(answer, type=dict[str, Any]).get("data")
         if not models:
             raise EngineError("it serves no model")
-        return models[0].id
+        return str(models[0]["id"])
 
     def body(self, prompt: EnginePrompt, said: str, candidates: int) -> dict[str, Any]:
         begun = [{"role": "assistant", "content": said}] if said else []
@@ -197,7 +186,7 @@ class DraftEngine:
         self.url, self._front = url, front
         self.address = parts.hostname or "127.0.0.1", parts.port or 80
         base = parts.path.rstrip("/")
-        self._api: _OpenAi | _Llama = _OpenAi(base) if base.endswith("/v1") else _Llama()
+        self.api: _OpenAi | _Llama = _OpenAi(base) if base.endswith("/v1") else _Llama()
         self._down = self._told = False  # whether it was said that it fails, and that it reads another prompt
         self.name, self.template = front.name, front.template
         self.max_length = sys.maxsize  # it does not say how long a prompt may be
@@ -250,8 +239,6 @@ class DraftEngine:
 
     def heard(self, prompt: EnginePrompt, read: int) -> None:
         """It has answered, after ``read`` tokens of ``prompt``, or 0 for an unknown number."""
-        if self._down:
-            _log.info("the draft engine at %s answers again", self.url)
         self._down = False
         if 0 < read != prompt.tokens and not self._told:
             self._told = True
@@ -261,30 +248,11 @@ class DraftEngine:
                 self.url, read, self._front.directory, prompt.tokens,
             )  # fmt: skip
 
-    def request(
-        self, connection: http.client.HTTPConnection, prompt: EnginePrompt, said: str, candidates: int
-    ) -> Iterator[Piece]:
-        """What it says after ``said``, piece by piece. EngineError, OSError, HTTPException, MsgspecError."""
-        if not prompt.known:
-            connection.request("GET", self._api.hello_path)
-            prompt.known = self._api.hello(_answered(connection).read(_MAX_LINE))
-        body = msgspec.json.encode(self._api.body(prompt, said, candidates))
-        connection.request("POST", self._api.path, body, {"Content-Type": "application/json"})
-        answer = _answered(connection)
-        pieces = 0
-        while (line := answer.readline(_MAX_LINE)) and pieces < 2 * _COUNT:
-            if line.startswith((b"data:", b"error:")):
-                piece, pieces = self._api.piece(line.partition(b":")[2]), pieces + 1
-                yield piece
-                if piece.last:
-                    return
-        raise EngineError("it broke off, or says more than it was asked for")
-
 
 def _answered(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
     answer = connection.getresponse()
     if answer.status != http.client.OK:
-        raise EngineError(f"it answers with {answer.status}: {answer.read(_MAX_LINE).decode(errors='replace')}")
+        raise EngineError(f"it answers with {answer.status}: {answer.read().decode(errors='replace')}")
     return answer
 
 
@@ -295,22 +263,37 @@ class _Stream(threading.Thread):
         super().__init__(name="draft engine", daemon=True)
         self.pieces: SimpleQueue[Piece | Exception | None] = SimpleQueue()
         self._engine, self._asked = engine, (prompt, said, candidates)
-        self._connection = http.client.HTTPConnection(*engine.address, timeout=_SILENCE_S)
         self._socket: socket.socket | None = None
         self._closed = False
         self.start()
 
     def run(self) -> None:
+        connection = http.client.HTTPConnection(*self._engine.address, timeout=_SILENCE_S)
         try:
-            with contextlib.closing(self._connection):
-                self._connection.connect()
-                self._socket = self._connection.sock
+            with contextlib.closing(connection):
+                connection.connect()
+                self._socket = connection.sock
                 if not self._closed:
-                    for piece in self._engine.request(self._connection, *self._asked):
-                        self.pieces.put(piece)
+                    self._ask(self._engine.api, connection, *self._asked)
             self.pieces.put(None)
-        except (EngineError, OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as error:
+        except Exception as error:  # whatever an engine does, the target goes on
             self.pieces.put(error)
+
+    def _ask(
+        self, api: _OpenAi | _Llama, connection: http.client.HTTPConnection, prompt: EnginePrompt, *how: Any
+    ) -> None:
+        if not prompt.known:
+            connection.request("GET", api.hello_path)
+            prompt.known = api.hello(_answered(connection).read())
+        body = msgspec.json.encode(api.body(prompt, *how))
+        connection.request("POST", api.path, body, {"Content-Type": "application/json"})
+        for line in _answered(connection):
+            if line.startswith((b"data:", b"error:")):
+                piece = api.piece(line.partition(b":")[2])
+                self.pieces.put(piece)
+                if piece.last:
+                    return
+        raise EngineError("it broke off")
 
     def close(self) -> None:
         """Let the engine stop: nothing more is needed."""
@@ -338,7 +321,7 @@ class EngineSequence:
         self.limits: Limits | None = None
         self.error, self._heard = "", False
         self._stream: _Stream | None = None
-        self._text, self._start = "", 0  # what the engine goes on from, and of how many tokens that is
+        self._text, self._from = "", list[int]()  # what the engine goes on from, and the tokens of that text
         self._said: list[tuple[int, list[tuple[int, float]]]] = []  # tokens after these, each with its candidates
 
     def __del__(self) -> None:
@@ -373,8 +356,9 @@ class EngineSequence:
 
     def _next(self) -> tuple[int, list[tuple[int, float]]] | None:
         """What comes after all tokens, if that is known; else one step on the way."""
-        ahead, said = self.tokens[self._start :], self._said
-        agrees = self._start <= len(self.tokens) and all(
+        start, said = len(self._from), self._said
+        ahead = self.tokens[start:]
+        agrees = self.tokens[:start] == self._from and all(
             said_token == token for (said_token, _), token in zip(said, ahead, strict=False)
         )
         if self._stream is None or not agrees:
@@ -391,7 +375,7 @@ class EngineSequence:
         if not self._heard:
             self.error = f"the draft engine at {self.model.url} has not answered yet"
         self._stop()
-        self._text, self._start, self._said = text, start, []
+        self._text, self._from, self._said = text, self.tokens[:start], []
         self._stream = _Stream(self.model, self._prompt, text, CANDIDATES if self.chosen or self.constraint else 0)
         return None
 

@@ -16,10 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeout  # before Python 3.11 another
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,14 +41,9 @@ from dsd_ros.wire.channel import Channel, LinkError, bearer
 from dsd_ros.wire.client import DecodeCancelled
 from dsd_ros.wire.messages import RefusalCode, SessionReply
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_IDLE_S = 30.0  # a client that sends or takes nothing for this long is gone
-_MOST_WAITING = 64  # requests, the one being answered included
-_CLOSE_S = 0.5  # for the reply under way, when the server ends
+_MOST_WAITING = 64  # requests, the one being answered included: each is a thread with a body of up to 32 MiB
 _INCOMPLETE = "\ufffd"  # the first bytes of a character whose last tokens are still to come
 
 
@@ -94,9 +89,8 @@ class ChatSession:
         return len(prompt_ids(self._draft.tokenizer, prompt))
 
     def close(self) -> None:
-        """End the session at the verifier, if no reply is in the way."""
-        with contextlib.suppress(FutureTimeout):
-            self._line.submit(self._session.close).result(_CLOSE_S)
+        """End the session at the verifier, after the replies on their way."""
+        self._line.submit(self._session.close).result()
 
     def _in_turn(self, do: Callable[[], T]) -> T:
         if not self._room.acquire(blocking=False):
@@ -109,7 +103,10 @@ class ChatSession:
     def _decode(self, request: ChatRequest, on_progress: Progress, cancelled: Callable[[], bool]) -> DecodedReply:
         if request.seeded or request.settings != self._session.settings:
             self._renew(request.settings)
-        check_model(request.model, self._open(cancelled).target_name)
+        model = self._open(cancelled).target_name
+        if request.model != model:
+            sentence = f"the model {request.model[:256]!r} does not exist; this is {model!r}"
+            raise ApiError(404, sentence, "model", "model_not_found")
         present, history = None, [(picture, "") for picture in request.pictures]
         if history:
             present, _ = history.pop()
@@ -139,7 +136,7 @@ class ChatSession:
 
 
 class ApiServer(ThreadingTCPServer):
-    """Serves a session to other programs, as a context manager; a thread for each of them."""
+    """Serves a session to other programs until it is closed; a thread for each of them."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -156,21 +153,14 @@ class ApiServer(ThreadingTCPServer):
             raise OSError(f"{where} cannot be listened on ({error.strerror}); choose another, or 0 for any") from error
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"http://{host}:{self.server_address[1]}/v1"
-
-    def start(self) -> None:
-        """Answer, on a thread of its own."""
         threading.Thread(target=self.serve_forever, args=(0.05,), name="api", daemon=True).start()
 
     def close(self) -> None:
-        """End every reply and the session, within two seconds."""
+        """End every reply and the session."""
         self.stopping = True
         self.shutdown()
         self.server_close()
         self.session.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -184,12 +174,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: ApiServer
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
+    timeout = 30.0  # seconds; a client that sends or takes nothing for so long is gone, and would hold up the others
     disable_nagle_algorithm = True
     _streams = False  # whether the answer has begun as a stream
 
     def do_GET(self) -> None:
-        try:
+        with contextlib.suppress(ConnectionError, TimeoutError, DecodeCancelled):  # it has gone, or this server ends
             try:
                 self._answer()
             except (ConnectionError, TimeoutError, DecodeCancelled):
@@ -202,8 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self.send(told.status, told.body)
             if self._streams:
                 self.wfile.write(b"0\r\n\r\n")
-        except (ConnectionError, TimeoutError, DecodeCancelled):  # the client has gone, or this server ends
-            self.close_connection = True
+        self.close_connection = True
 
     def do_POST(self) -> None:
         self.do_GET()
@@ -277,12 +266,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def check_model(asked: str, served: str) -> None:
-    """ApiError for a model that is not the target."""
-    if asked != served:
-        raise ApiError(404, f"the model {asked[:256]!r} does not exist; this is {served!r}", "model", "model_not_found")
-
-
 class _Completion:
     """A reply as OpenAI's API gives it: the text as far as no stop has come, and what it took.
 
@@ -301,12 +284,13 @@ class _Completion:
         """Take a pass or round of the target, as a session's ``on_progress``."""
         if self.stopped:
             return
-        self._tokens, self._drafted, self._accepted = (
-            tokens, self._drafted + record.drafted, self._accepted + record.accepted,
-        )  # fmt: skip
+        self._tokens = tokens
+        self._drafted += record.drafted
+        self._accepted += record.accepted
         ends = [at for stop in self._request.stops if (at := text.find(stop)) >= 0]
         self.stopped, self._text = bool(ends), text[: min(ends)] if ends else text
-        self._stream(self._held_back)
+        incomplete = len(self._text) - len(self._text.rstrip(_INCOMPLETE))  # the end may still change, or begin a stop
+        self._stream(0 if self.stopped else max([incomplete, *(len(stop) - 1 for stop in self._request.stops)]))
 
     def end(self, finished: bool, prompt_tokens: int) -> dict[str, Any] | None:
         """The reply is over: the whole of it, unless it was streamed."""
@@ -330,19 +314,6 @@ class _Completion:
             self._event([], usage)
         self._send(None)
         return None
-
-    @property
-    def _held_back(self) -> int:
-        """Characters at the text's end that may still change, or begin a stop."""
-        if self.stopped:
-            return 0
-        begun = [
-            length
-            for stop in self._request.stops
-            for length in range(1, len(stop))
-            if self._text.endswith(stop[:length])
-        ]
-        return max([len(self._text) - len(self._text.rstrip(_INCOMPLETE)), *begun])
 
     def _stream(self, held_back: int) -> None:
         """Send what is new of the text but its last characters."""

@@ -39,7 +39,6 @@ class ServeNode(ManagedNode[ServeNodeSettings]):
     def begin(self) -> None:
         assert self._session is not None, "load comes first"
         self._server = ApiServer(self._session, self._settings.serve)
-        self._server.start()
         self._health.report(health.OK, f"OpenAI's API at {self._server.url}")
 
     def end(self) -> None:

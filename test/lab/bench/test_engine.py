@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,35 +16,11 @@ from dsd_lab.bench.engine import WAYS, Reciter, ReciterSession
 from dsd_lab.bench.scenes import PATIENT_LINK
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafters import LEAD
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
 PYTHON = Path(os.environ.get("DSD_VLLM_VENV", Path(__file__).resolve().parents[3] / ".venv-vllm")) / "bin" / "python"
-
-
-def drafted(reciter: Reciter) -> list[int]:
-    found: list[int] = []
-    while not reciter.far_enough:
-        found = reciter.next()
-    return found
-
-
-def test_a_perfect_draft_runs_ahead_and_a_useless_one_begins_again_after_each_correction():
-    said = list(range(100))
-    perfect, useless = Reciter([said, said[:5]]), Reciter([[token + 1000 for token in said]])
-    for reciter in (perfect, useless):
-        reciter.begin(SimpleNamespace(number=1), frozenset())
-    assert drafted(perfect) == said[:LEAD] and drafted(useless)[0] == 1000
-    for reciter in (perfect, useless):
-        reciter.follow(said[:3])
-    assert perfect.next()[: LEAD - 3] == said[3:LEAD]
-    assert useless.next() == [1003]
-    perfect.begin(SimpleNamespace(number=2), frozenset())
-    assert drafted(perfect) == said[:4]  # the last is the target's own
-    perfect.follow(said[:5])
-    assert perfect.far_enough and perfect.next() == []
 
 
 def test_a_robot_that_recites_gets_the_targets_own_reply(tiny_pair):

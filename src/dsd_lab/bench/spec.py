@@ -26,7 +26,7 @@ from dsd_lab.bench.modes import check_pace, verifier_of
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.real import PAUSE_S, sides
-from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
+from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models, trained_for_text
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.parts import parts
@@ -169,11 +169,11 @@ def measure(flags: Flags, told: Told) -> Report:
     if all(question.number in answers for question in asked):
         kept.unlink(missing_ok=True)  # the next run measures again
     asked = [question for question in asked if question.number in answers]
-    rows = [_row(variant, variants, asked, answers) for variant in variants]
     return {
-        **header("spec", _CODE, draft=robot, target=cloud),
+        **header("spec", _CODE, draft=robot, target=cloud, **({} if flags.draft else trained_for_text())),
         "draft_quantization": draft.quantization,
         "profile": profile.name,
+        "draft_ms": None if profile.draft_s is None else rounded(1e3 * profile.draft_s),
         "time_scale": flags.time_scale,
         "transport": flags.transport,
         "questions": {
@@ -185,7 +185,7 @@ def measure(flags: Flags, told: Told) -> Report:
         "temperature": variants[0].decode.temperature,
         "max_tokens": variants[0].decode.max_tokens,
         "exact": True,
-        "rows": rows,
+        "rows": [_row(variant, variants, asked, answers) for variant in variants],
     }
 
 

@@ -20,7 +20,16 @@ import torch
 from dsd_lab.bench import scenes as ask
 from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, curve, given
 from dsd_lab.bench.profiles import Profile, load_profile
-from dsd_lab.bench.scenes import MAX_SCENES, TEXT_TOKENS, Scene, held_out_scenes, said, text_models, text_scenes
+from dsd_lab.bench.scenes import (
+    MAX_SCENES,
+    TEXT_TOKENS,
+    Scene,
+    held_out_scenes,
+    said,
+    text_models,
+    text_scenes,
+    trained_for_text,
+)
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.papers.acceptance import acceptance, candidate_acceptance, coupled_acceptance, total_acceptance, truncate
@@ -102,6 +111,7 @@ def measure(flags: Flags, told: Told) -> Report:
     """
     rates, profile, contenders = _checked(flags)
     scenes = (text_scenes if flags.model == "text" else held_out_scenes)(flags.images)
+    own = flags.model == "text" and not flags.target
     settings = text_models(flags.draft, flags.target) if flags.model == "text" else flags.models
     robot, cloud = map(load_model, settings)
     asked = [(draw, number) for draw in range(flags.draws) for number in range(flags.images)]
@@ -127,7 +137,7 @@ def measure(flags: Flags, told: Told) -> Report:
         row["timed"] = {f"{rate:g}": _timed(one, contenders[0], rate) for rate in one.timed}
     decode = contenders[0].variant.decode
     return {
-        **header("wire", draft=robot, target=cloud),
+        **header("wire", draft=robot, target=cloud, **(trained_for_text() if own else {})),
         **{name: getattr(flags, name) for name in ("model", "images", "draws", "timed", "delay_ms")},
         **{name: getattr(decode, name) for name in ("seed", "temperature", "top_k", "top_p", "draft_length")},
         "vocabulary": robot.vocab_size,

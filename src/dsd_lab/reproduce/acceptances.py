@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.bench.scenes import INSTRUCTIONS, text_models
+from dsd_lab.bench.scenes import INSTRUCTIONS, text_models, trained_for_text
 from dsd_lab.report import Row, header
 from dsd_lab.reproduce.measure import NARRATIVE, write
 from dsd_ros.decoding.methods import split
@@ -72,11 +72,11 @@ def expected_rounds(accepted: Sequence[float], gamma: int) -> tuple[float, float
 
 
 def measure_text(out: Path, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
-    """DSSD's sampling (top-k 10) and TSLT's (all of V) with SmolLM2-135M and its int8 copy; the report."""
+    """DSSD's sampling (top-k 10) and TSLT's (all of V) with SmolLM2-135M and its draft; the report."""
     robot, cloud = map(load_model, text_models("", ""))
     report = {
-        **header("papers", draft=robot, target=cloud), "study": "text", "model": "text", "replies": REPLIES,
-        "tokens_a_reply": TOKENS, "vocabulary": cloud.vocab_size,
+        **header("papers", draft=robot, target=cloud, **trained_for_text()), "study": "text", "model": "text",
+        "replies": REPLIES, "tokens_a_reply": TOKENS, "vocabulary": cloud.vocab_size,
     }  # fmt: skip
     settings = {"dssd": ([NARRATIVE], SamplingSettings(1.0, 10)), "tslt": (INSTRUCTIONS, SamplingSettings(1.0))}
     for number, (name, (prompts, sampling)) in enumerate(settings.items()):
@@ -109,7 +109,7 @@ def _counted(
         told(position / TOKENS)
         rows = transform(torch.stack(next_logits_together([targets[reply] for reply in going])), sampling)
         for reply, p in zip(list(going), rows, strict=True):
-            # One by one: an int8 model rounds by all that a pass holds.
+            # One by one: the draft is in int8, which rounds by all that a pass holds.
             q = transform(drafts[reply].next_logits()[None], sampling)[0]
             x = sample(p, rng)
             for name, one in proved.items():
@@ -131,7 +131,7 @@ def _note(one: Proved, reply: int, p: torch.Tensor, q: torch.Tensor, name: str, 
     if name == WHOLE:
         one.note(reply, p, q, x, 1.0, len(pack_distributions(q[None])))
         return
-    kept = truncate(q, MAX_KEPT, NUCLEI[name]) if name in NUCLEI else truncate(q, round(SHARES[name] * len(q)))
+    kept = truncate(q, MAX_KEPT, NUCLEI[name]) if name in NUCLEI else truncate(q, max(1, round(SHARES[name] * len(q))))
     one.note(reply, p, restored(*kept, len(q)), x, float(q[kept[0]].sum()), len(pack_kept([kept], len(q))))
 
 

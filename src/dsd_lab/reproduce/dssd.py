@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers import proofs, theory
-from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, Values, estimate, printed_table
+from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, Values, estimate, labelled, printed_table
 from dsd_ros.decoding.packing import pack_chances
 
 _PRINTED = PRINTED["dssd"]
@@ -22,8 +22,8 @@ _C = {"6.7B": 0.1, "13B": 0.05}  # T_SLM / T_LLM, section 4.2
 
 def tables(reports: Reports) -> Iterator[Table]:
     """The paper's tables, in its order."""
-    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big())
-    yield from (_table_3(reports), _links(), _sweep(reports), _bytes(reports))
+    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_timed(reports))
+    yield from (_table_2_big(), _table_3(reports), _links(), _sweep(reports), _bytes(reports))
 
 
 def _target_seconds() -> float:
@@ -120,6 +120,26 @@ def _table_2_speed(reports: Reports) -> Table:
         f"ms ({first}); the last row's 8 rounds of gamma 6 cannot gain 128 tokens."
     )
     return Table("Table 2: speed-up, OPT-125M to 6.7B", rows, text, "DSD / DSSD")
+
+
+def _table_2_timed(reports: Reports) -> Table:
+    rows = []
+    printed = dict(zip(map(_link, proofs.TABLE_2), _PRINTED["table_2_speedups"], strict=True))
+    for rate in (10, 50, 100):
+        link = _link(proofs.Transfer(0.02, 1e6 * rate, 8, 0.0, 0.0))
+        found = reports.figures("wire-timed", lambda r, rate=rate: _timed(r, str(rate)))
+        rows.append(Row(link, printed.get(link), timed=found))
+    return Table("Table 2: end to end, SmolLM2-135M and its draft", rows, cells="DSD / DSSD / TSLT's proof")
+
+
+def _timed(report: Any, rate: str) -> list[Any]:
+    """Times as fast as the target alone, of replies over a link of that rate."""
+    found = []
+    for mode in ("dsd", "dssd", "tslt"):
+        one = labelled(report, mode)["timed"][rate]
+        low, high = one["speedup_95"]
+        found.append({"value": one["speedup"], "low": low, "high": high, "of": one["replies"]})
+    return found
 
 
 def _rounds(report: Any, mode: str, row: proofs.Transfer) -> tuple[float, int, float]:

@@ -136,7 +136,7 @@ def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, monkeypatch, t
         (["--draws", "0"], "draws is 0"),
         (["--timed", "-1"], "timed is -1"),
         (["--model", "lamp"], "invalid value 'lamp' for --model"),
-        (["--model", "text", "--target", ""], "name both --draft and --target"),
+        (["--model", "text", "--target", ""], "name both the draft and the target"),
         (["--profile", "lte"], "gives no times of models"),
         (["--temperature", "0"], "use a temperature above 0"),
         (["--plot", "no/such/place/plot.png"], "no directory"),

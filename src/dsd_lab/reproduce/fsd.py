@@ -238,15 +238,16 @@ def _table_6() -> Table:
 def _table_6_pretrained(reports: Reports) -> Table:
     rows = []
     for report, (column, machine, name) in _SPEC.items():
-        sd, fsd, tau, miss, exit_layer = _TABLE_6[name][-1] if name else [None] * 5
         paper: dict[str, Values] = {}
         if name:
-            paper = {"dsd": [sd, tau], "fsd": [sd * fsd, tau, miss, exit_layer]}
+            sd, fsd, tau, miss, exit_layer = _TABLE_6[name][-1]
+            t_q = 1e3 * _setup(name).t_q
+            paper = {"dsd": [sd, tau, None, None, t_q], "fsd": [sd * fsd, tau, miss, exit_layer, t_q]}
         for mode in ("stream", "dsd", "fsd"):
             found = {column: reports.figures(report, lambda r, mode=mode: _asked(r, mode))}
             why = reports.figures(report, _missed).values if mode == "fsd" else ""
             rows.append(Row(f"`{mode}`, {machine}", paper.get(mode), why=why if isinstance(why, str) else "", **found))
-    return Table(_PRETRAINED, rows, cells="over `ar` / tau / misses, % / mean exit")
+    return Table(_PRETRAINED, rows, cells="over `ar` / tau / misses, % / mean exit / T_q, ms")
 
 
 def _asked(report: Any, mode: str) -> list[Any]:
@@ -254,14 +255,13 @@ def _asked(report: Any, mode: str) -> list[Any]:
     found = next(row for row in report["rows"] if row["mode"] == mode)["tasks"]["Overall"]
     low, high = found["speedup_95"]
     speed = {"value": found["speedup"], "low": low, "high": high, "of": f"{found['questions']} questions"}
-    if found["miss_rate"] is None:
-        return [speed, found["tau"]]
-    return [speed, found["tau"], 100 * found["miss_rate"], found["mean_exit"]]
+    misses = None if found["miss_rate"] is None else 100 * found["miss_rate"]
+    return [speed, found["tau"], misses, found["mean_exit"], found["target_ms"]]
 
 
 def _missed(report: Any) -> str:
     """Why `fsd` is slower than plain rounds, if it is."""
-    (dsd, *_), (fsd, _, misses, _) = (_asked(report, mode) for mode in ("dsd", "fsd"))
+    (dsd, *_), (fsd, _, misses, *_) = (_asked(report, mode) for mode in ("dsd", "fsd"))
     slower = fsd["value"] < dsd["value"]
     return f"slower than plain rounds: {misses:.0f} % of its rounds find no pre-draft" if slower else ""
 

@@ -202,8 +202,8 @@ def answered(*speeds: float) -> Any:
     """A report of `bench spec` with these speeds of stream, dsd and fsd."""
     rows = []
     for mode, speed in zip(("stream", "dsd", "fsd"), speeds, strict=True):
-        figures = {"speedup": speed, "speedup_95": [0.1, 9.0], "questions": 24, "tau": 2.5}
-        figures |= {"miss_rate": 0.9, "mean_exit": 27.0} if mode == "fsd" else {"miss_rate": None}
+        figures = {"speedup": speed, "speedup_95": [0.1, 9.0], "questions": 24, "tau": 2.5, "target_ms": 450.0}
+        figures |= {"miss_rate": 0.9, "mean_exit": 27.0} if mode == "fsd" else {"miss_rate": None, "mean_exit": None}
         rows.append({"mode": mode, "tasks": {"Overall": figures}})
     return {"rows": rows}
 
@@ -220,7 +220,7 @@ def test_a_row_of_a_mode_on_a_machine_shows_that_mode_on_that_machine(tmp_path: 
             assert ("spec-" + machine.lower()) in found.link or column == TIMED
             assert row.cells()[list(row.columns).index(column) + 1].endswith("n 24 questions")
     printed = PRINTED["fsd"]["table_6"]["Vicuna 68m/7B, RTX"][-1]
-    assert row.paper == [pytest.approx(printed[0] * printed[1]), *printed[2:]]
+    assert row.paper == [pytest.approx(printed[0] * printed[1]), *printed[2:], pytest.approx(442)]
 
 
 def test_a_proof_over_a_link_shows_that_proof_over_that_link(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_the_page_says_where_fsd_is_slower_than_plain_rounds(tmp_path: Path, fsd
     reports = reports_of(tmp_path, spec=answered(1.0, 0.8, fsd_speed))
     row = row_of(fsd, reports, "Table 6 with a pretrained pair", "`fsd`, this machine")
     assert row.why.startswith(said) and bool(row.why) is bool(said)
-    assert row.cells()[5] == f"{fsd_speed:.2f} [0.10, 9.00] / 2.50 / 90.00 / 27.00, n 24 questions"
+    assert row.cells()[5] == f"{fsd_speed:.2f} [0.10, 9.00] / 2.50 / 90.00 / 27.00 / 450.00, n 24 questions"
 
 
 def test_what_is_held_and_what_is_timed_stand_in_their_columns() -> None:

@@ -49,7 +49,6 @@ INSTRUCTIONS = (
     "Describe what a robot dog could do in a warehouse.",
 )
 TEXT_DRAFT = "draft-smollm2"  # of models/, what was trained for SmolLM2
-_EXITS = "--model text --layers 12,16,20,24,27 --rank 288 --written 1600 --out models/draft-smollm2"
 _MADE = Path(".cache/smollm2")  # model folders made of it
 _PER_WORLD = 3  # pictures: two from anywhere, one on the expert's way
 MAX_SCENES = _PER_WORLD * len(TEST_SEEDS)
@@ -123,11 +122,12 @@ def text_base() -> Path:
 
 def trained_for_text() -> dict[str, Path]:
     """What was trained for SmolLM2-135M: its draft's layer and its exits; BenchError where one is not there."""
-    folder, found = models_directory() / TEXT_DRAFT, {}
-    for name, file, command in (("layer", LAYER_FILE, "text-draft"), ("exits", EXITS_FILE, f"exits {_EXITS}")):
-        found[name] = folder / file
-        if not found[name].is_file():
-            raise BenchError(f"{found[name]} is not there; train it with `dsd-lab train {command}`")
+    folder = models_directory() / TEXT_DRAFT
+    found = {"layer": folder / LAYER_FILE, "exits": folder / EXITS_FILE}
+    commands = {"layer": "text-draft", "exits": f"exits --model text --out models/{TEXT_DRAFT}"}
+    for name, file in found.items():
+        if not file.is_file():
+            raise BenchError(f"{file} is not there; train it with `dsd-lab train {commands[name]}` (train/README.md)")
     return found
 
 

@@ -133,6 +133,10 @@ def measure(flags: Flags, told: Told) -> Report:
     for row in rows:
         base = rows[0]["seconds_per_token"]  # sampled replies are not of one length
         row["speedup"] = {rate: rounded(base[rate] / each) for rate, each in row["seconds_per_token"].items()}
+        row["speedup_95"] = {
+            rate: [rounded(base[rate] / high), rounded(base[rate] / low)]
+            for rate, (low, high) in row["seconds_per_token_95"].items()
+        }
     for row, one in zip(rows, contenders, strict=True):
         row["timed"] = {f"{rate:g}": _timed(one, contenders[0], rate) for rate in one.timed}
     decode = contenders[0].variant.decode
@@ -266,6 +270,7 @@ def _row(
     rounds = [record for reply in replies for record in reply.records]
     tau = tokens / len(rounds) if not one.alone else 1.0
     seconds = {f"{rate:g}": [_seconds(one, reply, flags, rate, profile) for reply in replies] for rate in rates}
+    paces = {rate: ratio(each, [len(reply.tokens) for reply in replies]) for rate, each in seconds.items()}
     up = sum(reply.bytes_up - pictures[i % len(pictures)] for i, reply in enumerate(replies))
     row: Row = {
         "mode": decode.mode,
@@ -277,7 +282,8 @@ def _row(
         "bytes_down_per_token": rounded(sum(reply.bytes_down for reply in replies) / tokens),
         "tau": rounded(tau),
         "seconds_per_reply": {rate: rounded(statistics.fmean(each)) for rate, each in seconds.items()},
-        "seconds_per_token": {rate: rounded(sum(each) / tokens) for rate, each in seconds.items()},
+        "seconds_per_token": {rate: rounded(found["value"]) for rate, found in paces.items()},
+        "seconds_per_token_95": {rate: [found["low"], found["high"]] for rate, found in paces.items()},
     }
     if one.alone:
         return row

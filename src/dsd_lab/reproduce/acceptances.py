@@ -43,14 +43,14 @@ class Proved:
     """What is counted of one way to prove a draft: q as it is, or truncated."""
 
     accepted: list[list[float]]  # of each reply's tokens, with which probability
+    mass: list[list[float]]  # of each of its draft distributions, how much is kept
     expected: list[float] = field(default_factory=list)  # sum min(p, q) at each position
-    mass: list[float] = field(default_factory=list)  # of q that is kept
     evidence: list[int] = field(default_factory=list)  # bytes up for each drafted token
 
     def note(self, reply: int, p: torch.Tensor, q: torch.Tensor, x: int, mass: float, size: int) -> None:
         self.accepted[reply].append(min(1.0, float(q[x] / p[x])))
         self.expected.append(float(torch.minimum(p, q).sum()))
-        self.mass.append(mass)
+        self.mass[reply].append(mass)
         self.evidence.append(size)
 
 
@@ -103,7 +103,7 @@ def _counted(
         sides.append([read[number % len(read)].fork() for number in range(REPLIES)])
     targets, drafts = sides
     names = (WHOLE,) if sampling.top_k else (WHOLE, *SHARES, *NUCLEI)
-    proved = {name: Proved([[] for _ in range(REPLIES)]) for name in names}
+    proved = {name: Proved([[] for _ in range(REPLIES)], [[] for _ in range(REPLIES)]) for name in names}
     rng, going, down = np.random.default_rng(11), list(range(REPLIES)), []
     for position in range(TOKENS):
         told(position / TOKENS)
@@ -145,9 +145,9 @@ def _row(name: str, one: Proved) -> Row:
     row: Row = {
         "label": name,
         "tokens": tokens,
-        "acceptance": float(np.mean([a for reply in one.accepted for a in reply])),
+        **_mean("acceptance", one.accepted),
+        **_mean("mass", one.mass),
         "expected_acceptance": float(np.mean(one.expected)),
-        "mass": float(np.mean(one.mass)),
         "evidence_bytes": float(np.mean(one.evidence)),
         "gammas": {},
     }
@@ -157,6 +157,16 @@ def _row(name: str, one: Proved) -> Row:
         row["gammas"][str(gamma)] = {
             "rounds": float(found[:, 0].sum()),
             "rejections": float(found[:, 1].sum()),
-            "tau_standard_error": float(taus.std(ddof=1) / np.sqrt(len(taus))),
+            "tau_standard_error": _standard_error(taus),
         }
     return row
+
+
+def _mean(name: str, replies: Sequence[Sequence[float]]) -> Row:
+    """The mean over all tokens, and its standard error over the replies."""
+    error = _standard_error(np.array([np.mean(reply) for reply in replies]))
+    return {name: float(np.mean(np.concatenate(replies))), f"{name}_standard_error": error}
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))

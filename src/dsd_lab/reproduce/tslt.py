@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsd_lab.papers import proofs, theory
-from dsd_lab.reproduce.table import Measured, Reports, Row, Table, Values, estimate, labelled, printed_table
+from dsd_lab.reproduce.table import Estimate, Measured, Reports, Row, Table, Values, estimate, labelled, printed_table
 
 _V, _BITS = 32_000, 16
 _TREE = (2, 2, 2)
@@ -47,7 +47,7 @@ def _figure_3(reports: Reports) -> Table:
         Row(
             f"{kept} of V",
             paper,
-            counted=reports.figures("papers-text", lambda r, k=kept: estimate(_row(r, k)["mass"], r["replies"])),
+            counted=reports.figures("papers-text", lambda r, k=kept: _mean(r, k, "mass")),
             form=".3f",
         )
         for kept, paper in (("K 10 %", "almost 1"), ("K 1 %", 0.85), ("K 0.1 %", "less"))
@@ -95,11 +95,16 @@ def _drop(reports: Reports) -> str:
     return f"The paper's drop where the fewest are kept: {', '.join(said)}." if said else ""
 
 
+def _mean(report: Any, kept: str, name: str) -> Estimate:
+    row = _row(report, kept)
+    return estimate(row[name], report["replies"], row[f"{name}_standard_error"])
+
+
 def _text_figures(report: Any, kept: str) -> Values:
     row = _row(report, kept)
     found, replies = row["gammas"]["3"], report["replies"]
     tau = estimate(row["tokens"] / found["rounds"], replies, found["tau_standard_error"])
-    return row["acceptance"], tau, row["evidence_bytes"]
+    return _mean(report, kept, "acceptance"), tau, row["evidence_bytes"]
 
 
 def _pair(report: Any, label: str, shape: str = "draft_length=3") -> Any:
@@ -129,11 +134,11 @@ def _figure_5(reports: Reports) -> Table:
 
 def _speeds(report: Any, kept: str) -> Values:
     row = _row(report, kept)
-    tokens = row["tokens"] / row["gammas"]["3"]["rounds"]
+    tokens, error = row["tokens"] / row["gammas"]["3"]["rounds"], row["gammas"]["3"]["tau_standard_error"]
     up = 8 * (report["tslt"]["header_up_bytes"]["3"] + 3 * row["evidence_bytes"])
     times = [proofs.round_seconds(gamma=3, t_p=_T_P, t_q=_T_Q, t_comm=up / rate) for rate in _RATES]
     speeds = [proofs.speedup(tokens=tokens, seconds=seconds, t_q=_T_Q) for seconds in times]
-    return [estimate(speed, report["replies"]) for speed in speeds]
+    return [estimate(speed, report["replies"], speed * error / tokens) for speed in speeds]
 
 
 def _figure_6(reports: Reports) -> Table:
@@ -149,4 +154,8 @@ def _figure_6(reports: Reports) -> Table:
 def _by_rate(report: Any, label: str, shape: str) -> Values:
     tree = f"{label}{'+' if ':' in label else ':'}shape=expansion"
     row = labelled(report, tree if shape.startswith("<") else label)  # its drafts are three tokens
-    return [estimate(row["speedup"][f"{rate / 1e6:g}"], row["replies"]) for rate in _RATES]
+    found = []
+    for rate in (f"{rate / 1e6:g}" for rate in _RATES):
+        low, high = row["speedup_95"][rate]
+        found.append({"value": row["speedup"][rate], "low": low, "high": high, "of": row["replies"]})
+    return found

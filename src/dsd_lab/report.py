@@ -57,6 +57,27 @@ def header(bench: str, /, code: Sequence[str] = CODE, **models: Any) -> dict[str
     }
 
 
+def shipped(root: Path = SOURCE.parent) -> dict[str, str]:
+    """The fingerprint of each model that ships, by name, and of each file of SmolLM2's draft."""
+    from dsd_ros.vlm.adapters import ADAPTER_FILE
+    from dsd_ros.vlm.loading import file_fingerprint, model_fingerprint
+
+    homes = {path.parent for file in ("config.json", ADAPTER_FILE) for path in root.glob(f"models/*/{file}")}
+    files = root.glob("models/draft-smollm2/**/*.safetensors")
+    return {home.name: model_fingerprint(home) for home in sorted(homes)} | {f.name: file_fingerprint(f) for f in files}
+
+
+def other_weights(report: Any, ships: dict[str, str]) -> str:
+    """Why a report is not of the models that ship, as a clause; "" if it is. Models from elsewhere do not count."""
+    if not isinstance(report, dict) or "models" not in report:
+        return "does not say which models it measured"
+    for role, model in report["models"].items():
+        name = model["name"]
+        if name in ships and model["fingerprint"] != ships[name]:
+            return f"measured another {role} than the one that ships"
+    return ""
+
+
 def command_line(argv: Sequence[str]) -> str:
     """The command as it can be typed again: without the files that it writes, nor folders of this machine."""
     program = Path(argv[0]).name

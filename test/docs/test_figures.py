@@ -13,7 +13,10 @@ from pages import PAGES, ROOT, text_of
 
 from dsd_lab.cli.main import LAB
 from dsd_lab.figures.pages import BLOCKS, Pages
-from dsd_lab.figures.runs import load_runs, other_weights, shipped
+from dsd_lab.figures.runs import load_runs
+from dsd_lab.report import other_weights, shipped
+from dsd_lab.reproduce.page import PAPERS
+from dsd_lab.reproduce.table import Reports
 from dsd_ros.cli.main import parse
 from dsd_ros.decoding.modes import PRESETS
 
@@ -35,7 +38,10 @@ def test_nothing_is_measured_that_no_page_shows() -> None:
     for name in {name for _, name in pages.blocks()} - {"reports"}:
         pages.rendered(name)
     shown = set().union(*(reports for name, reports in pages.used.items() if name != "reports"))
-    shown |= set(re.findall(r"benchmarks/([\w-]+)\.json", text_of(ROOT / "docs" / "papers.md")))
+    reports = Reports(ROOT / "benchmarks", {})
+    for _, _, tables in PAPERS:
+        list(tables(reports))
+    shown |= reports.used
     assert {*REPORTS} | set(load_runs()) == shown
 
 

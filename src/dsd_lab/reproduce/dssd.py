@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers import proofs, theory
-from dsd_lab.reproduce.table import PRINTED, Measured, Reports, Row, Table, Values, estimate, printed_table
+from dsd_lab.reproduce.table import (
+    PRINTED,
+    Estimate,
+    Measured,
+    Reports,
+    Row,
+    Table,
+    Values,
+    estimate,
+    labelled,
+    printed_table,
+)
 from dsd_ros.decoding.packing import pack_chances
 
 _PRINTED = PRINTED["dssd"]
@@ -22,8 +33,8 @@ _C = {"6.7B": 0.1, "13B": 0.05}  # T_SLM / T_LLM, section 4.2
 
 def tables(reports: Reports) -> Iterator[Table]:
     """The paper's tables, in its order."""
-    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_big())
-    yield from (_table_3(reports), _links(), _sweep(reports), _bytes(reports))
+    yield from (_table_1(), _table_2_comm(reports), _table_2_speed(reports), _table_2_timed(reports))
+    yield from (_table_2_big(), _table_3(reports), _links(), _sweep(reports), _bytes(reports))
 
 
 def _target_seconds() -> float:
@@ -70,6 +81,12 @@ def _rounds_of(report: Any, gamma: int) -> Sequence[float]:
     return [_TOKENS * counts[name] / found["tokens"] for name in ("rounds", "rejections")]
 
 
+def _of_rounds(value: float, report: Any, gamma: int) -> Estimate:
+    """A figure in proportion to the rounds or to tau, with tau's relative error."""
+    error = report["dssd"]["rows"][0]["gammas"][str(gamma)]["tau_standard_error"]
+    return estimate(value, report["replies"], value * error * _rounds_of(report, gamma)[0] / _TOKENS)
+
+
 def _up(report: Any, mode: str, gamma: int) -> float:
     """Bytes up in a round."""
     evidence = len(pack_chances(np.full(gamma, 0.5, np.float32)))
@@ -86,7 +103,7 @@ def _table_2_comm(reports: Reports) -> Table:
         limit = "" if gained <= row.gamma + 1 else f", more than {row.gamma} + 1"
 
         def counted(report: Any, row: proofs.Transfer = row) -> Values:
-            return [estimate(_counted(report, mode, row)[1], report["replies"]) for mode in ("dsd", "dssd")]
+            return [_of_rounds(_counted(report, mode, row)[1], report, row.gamma) for mode in ("dsd", "dssd")]
 
         rows.append(
             Row(
@@ -109,7 +126,7 @@ def _table_2_speed(reports: Reports) -> Table:
 
         def counted(report: Any, row: proofs.Transfer = row) -> Values:
             speeds = [_speed(*_rounds(report, mode, row), _C["6.7B"], t_q) for mode in ("dsd", "dssd")]
-            return [estimate(speed, report["replies"]) for speed in speeds]
+            return [_of_rounds(speed, report, row.gamma) for speed in speeds]
 
         rows.append(Row(_link(row), paper, formula, counted=reports.figures("papers-text", counted)))
     first, second = _PRINTED["table_2_speedups"][0][1], _PRINTED["table_2_speedups"][1][1]
@@ -120,6 +137,26 @@ def _table_2_speed(reports: Reports) -> Table:
         f"ms ({first}); the last row's 8 rounds of gamma 6 cannot gain 128 tokens."
     )
     return Table("Table 2: speed-up, OPT-125M to 6.7B", rows, text, "DSD / DSSD")
+
+
+def _table_2_timed(reports: Reports) -> Table:
+    rows = []
+    printed = dict(zip(map(_link, proofs.TABLE_2), _PRINTED["table_2_speedups"], strict=True))
+    for rate in (10, 50, 100):
+        link = _link(proofs.Transfer(0.02, 1e6 * rate, 8, 0.0, 0.0))
+        found = reports.figures("wire-timed", lambda r, rate=rate: _timed(r, str(rate)))
+        rows.append(Row(link, printed.get(link), timed=found))
+    return Table("Table 2: end to end, SmolLM2-135M and its draft", rows, cells="DSD / DSSD / TSLT's proof")
+
+
+def _timed(report: Any, rate: str) -> list[Any]:
+    """Times as fast as the target alone, of replies over a link of that rate."""
+    found = []
+    for mode in ("dsd", "dssd", "tslt"):
+        one = labelled(report, mode)["timed"][rate]
+        low, high = one["speedup_95"]
+        found.append({"value": one["speedup"], "low": low, "high": high, "of": one["replies"]})
+    return found
 
 
 def _rounds(report: Any, mode: str, row: proofs.Transfer) -> tuple[float, int, float]:
@@ -150,7 +187,7 @@ def _table_3(reports: Reports) -> Table:
 
         def counted(report: Any, link: proofs.Transfer = link) -> Values:
             speeds = [_speed(*_rounds(report, mode, link), slow, t_q) for mode in ("dsd", "dssd")]
-            return [estimate(speed, report["replies"]) for speed in speeds]
+            return [_of_rounds(speed, report, link.gamma) for speed in speeds]
 
         rows.append(
             Row(
@@ -214,9 +251,7 @@ def _sweep(reports: Reports) -> Table:
 
 def _gained(report: Any, gamma: int, c: float) -> Values:
     """Times as fast as the target alone over a free link, by the tokens that a round gains."""
-    found = report["dssd"]["rows"][0]["gammas"][str(gamma)]
-    tau, cost = _TOKENS / _rounds_of(report, gamma)[0], gamma * c + 1
-    return estimate(tau / cost, report["replies"], found["tau_standard_error"] / cost)
+    return _of_rounds(_TOKENS / _rounds_of(report, gamma)[0] / (gamma * c + 1), report, gamma)
 
 
 def _bytes(reports: Reports) -> Table:
@@ -230,9 +265,10 @@ def _bytes(reports: Reports) -> Table:
         "Section 4.1: bytes up, gamma 8",
         {"formula": gamma * _OPT_V * _BITS / 8, "counted": up("dsd")},
         {"formula": split, "counted": up("dssd")},
-        {"counted": reports.figures("papers-text", lambda r: estimate(_text_acceptance(r), r["replies"]))},
+        {"counted": reports.figures("papers-text", _text_acceptance)},
     )
 
 
-def _text_acceptance(report: Any) -> float:
-    return float(report["dssd"]["rows"][0]["acceptance"])
+def _text_acceptance(report: Any) -> Estimate:
+    found = report["dssd"]["rows"][0]
+    return estimate(found["acceptance"], report["replies"], found["acceptance_standard_error"])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models
+from dsd_lab.bench.scenes import Scene, decode, held_out_scenes, text_models, trained_for_text
 from dsd_lab.papers import dragon_simulator as simulator
 from dsd_lab.plotting import Curve, Panel, draw_panels
 from dsd_lab.report import BenchError, Row, header
@@ -139,9 +139,9 @@ _CONTEXT, _REPEATS = 128, 5
 
 
 def measure_batches(out: Path, progress: Callable[[float, str], None] | None = None) -> dict[str, Any]:
-    """FSD, Table 9: milliseconds of a pass over so many sequences, one token each, with SmolLM2 and its int8 copy."""
+    """FSD, Table 9: milliseconds of a pass over so many sequences, one token each, with SmolLM2 and its draft."""
     robot, cloud = map(load_model, text_models("", ""))
-    report = {**header("papers", draft=robot, target=cloud), "study": "batch", "model": "text"}
+    report = {**header("papers", draft=robot, target=cloud, **trained_for_text()), "study": "batch", "model": "text"}
     report |= {"context": _CONTEXT, "repeats": _REPEATS}
     for place, (side, model) in enumerate((("target", cloud), ("draft", robot))):
         report[side] = _batches(model)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsd_lab.report import shipped
 from dsd_lab.reproduce import dragon, dssd, fsd, tslt
 from dsd_lab.reproduce.table import PRINTED, Reports
-from dsd_ros.vlm.loading import model_fingerprint
 
 PAPERS = (
     ("FSD", "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits", fsd.tables),
@@ -28,8 +28,7 @@ PAPERS = (
 
 def write_page(root: Path) -> str:
     """docs/papers.md for the repository at ``root``."""
-    shipped = {role: model_fingerprint(root / "models" / role) for role in ("draft", "target")}
-    reports = Reports(root / "benchmarks", shipped)
+    reports = Reports(root / "benchmarks", shipped(root))
     parts = [PRINTED["page"]["head"]]
     for short, title, tables in PAPERS:
         parts.append(f'## {short}\n\n"{title}"\n')

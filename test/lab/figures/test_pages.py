@@ -48,6 +48,11 @@ def test_a_block_that_cannot_be_filled_in_says_which(pages: Pages) -> None:
             pages.write()
 
 
+def test_a_block_of_a_report_that_is_still_to_be_measured_says_so(pages: Pages) -> None:
+    (pages.root / "blocks" / "tea.md").write_text('{{ report("spec").seconds | num }}')
+    assert pages.rendered("tea") == "Not measured with the present code yet." and pages.used["tea"] == {"spec"}
+
+
 def test_a_block_without_a_template_is_refused(pages: Pages) -> None:
     (pages.root / "README.md").write_text("<!-- figures: milk -->\n<!-- /figures -->\n")
     with pytest.raises(BenchError, match="block milk"):

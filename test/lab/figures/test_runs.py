@@ -15,8 +15,8 @@ from tiny_models import make_tiny_model
 
 from dsd_lab.bench.profiles import ROBOT, load_profile
 from dsd_lab.figures import runs as runs_module
-from dsd_lab.figures.runs import CURRENT, Run, load_runs, make_figures, measure, select, shipped, state_of
-from dsd_lab.report import BenchError, code_digest, command_line, header, machine
+from dsd_lab.figures.runs import CURRENT, Run, load_runs, make_figures, measure, select, state_of
+from dsd_lab.report import BenchError, code_digest, command_line, header, machine, shipped
 
 CODE = ["dsd_lab/report.py"]
 
@@ -49,6 +49,12 @@ def test_a_report_of_present_weights_code_and_command_is_current(root: Path) -> 
     assert state_of(run, ships, root) == CURRENT
     assert "another command" in state_of(replace(run, command="dsd-lab bench modes"), ships, root)
     assert "another draft" in state_of(run, ships | {"draft": "f" * 32}, root)
+    reported(run, root, models={"layer": {"name": "layer.safetensors", "fingerprint": "0" * 32}})
+    assert state_of(run, ships, root) == CURRENT
+    layer = root / "models" / "draft-smollm2" / "layer.safetensors"
+    layer.parent.mkdir()
+    layer.write_bytes(b"trained anew")
+    assert "another layer" in state_of(run, shipped(root), root)
     reported(run, root, models={"both": {"name": "SmolLM2.gguf", "fingerprint": "0" * 32}})
     assert state_of(run, ships, root) == CURRENT  # a model that does not ship
     reported(run, root, code={"of": CODE, "digest": "0"})
@@ -90,8 +96,9 @@ def test_a_run_s_kind_is_that_of_its_report() -> None:
     """A profile with times of its own holds the models to them; a report at real speed names none."""
     for run in load_runs().values():
         words = run.words
-        if words[:2] == ["bench", "modes"]:
-            profile = words[words.index("--profile") + 1] if "--profile" in words else ROBOT
+        if words[:2] in (["bench", "modes"], ["bench", "spec"]):
+            usual = ROBOT if words[1] == "modes" else "loopback"
+            profile = words[words.index("--profile") + 1] if "--profile" in words else usual
             assert (run.kind == "held") is load_profile(profile).paced, run.name
 
 

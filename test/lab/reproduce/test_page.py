@@ -101,16 +101,13 @@ def test_without_reports_the_page_says_that_nothing_is_measured() -> None:
 
 
 def test_a_report_of_other_weights_is_not_shown(tmp_path: Path) -> None:
-    for name, models in (
+    for name, marks in (
         ("own", {"draft": "d", "target": "t"}),
         ("other", {"draft": "x", "target": "t"}),
         ("old", None),
     ):
-        report = {
-            "rows": [{"label": "dsd", "tau": 3.0}],
-            **({} if models is None else {"models": {role: {"fingerprint": mark} for role, mark in models.items()}}),
-        }
-        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+        models = {} if marks is None else {"models": {n: {"name": n, "fingerprint": f} for n, f in marks.items()}}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [{"label": "dsd", "tau": 3.0}], **models}))
     reports = Reports(tmp_path, {"draft": "d", "target": "t"})
 
     def tau(report: Any) -> float:
@@ -148,9 +145,9 @@ def test_a_figure_shows_its_interval_and_how_many_were_measured() -> None:
 
 
 def reports_of(folder: Path, **found: Any) -> Reports:
-    """Reports with these contents alone."""
+    """Reports with these contents alone, of no models."""
     for name, report in found.items():
-        (folder / f"{name.replace('_', '-')}.json").write_text(json.dumps(report))
+        (folder / f"{name.replace('_', '-')}.json").write_text(json.dumps({"models": {}} | report))
     return Reports(folder, {})
 
 
@@ -201,16 +198,50 @@ def test_dragon_is_compared_with_methods_that_send_the_same(tmp_path: Path) -> N
         assert row.held is not None and row.held.values == [{"value": pytest.approx(percent), "of": 5}] * 2
 
 
-@pytest.mark.parametrize(("fsd_speed", "said"), [(0.4, "`fsd` is slower than plain rounds: 90 %"), (1.2, "")])
-def test_the_page_says_where_fsd_is_slower_than_plain_rounds(tmp_path: Path, fsd_speed: float, said: str) -> None:
+def answered(*speeds: float) -> Any:
+    """A report of `bench spec` with these speeds of stream, dsd and fsd."""
+    rows = []
+    for mode, speed in zip(("stream", "dsd", "fsd"), speeds, strict=True):
+        figures = {"speedup": speed, "speedup_95": [0.1, 9.0], "questions": 24, "tau": 2.5, "target_ms": 450.0}
+        figures |= {"miss_rate": 0.9, "mean_exit": 27.0} if mode == "fsd" else {"miss_rate": None, "mean_exit": None}
+        rows.append({"mode": mode, "tasks": {"Overall": figures}})
+    return {"rows": rows}
+
+
+def test_a_row_of_a_mode_on_a_machine_shows_that_mode_on_that_machine(tmp_path: Path) -> None:
+    reports = reports_of(
+        tmp_path, spec=answered(1.1, 1.2, 1.3), spec_jetson=answered(2.1, 2.2, 2.3), spec_rtx=answered(3.1, 3.2, 3.3)
+    )
+    for tens, (machine, column) in enumerate((("this machine", TIMED), ("Jetson", HELD), ("RTX", HELD)), 1):
+        for ones, mode in enumerate(("stream", "dsd", "fsd"), 1):
+            row = row_of(fsd, reports, "Table 6 with a pretrained pair", f"`{mode}`, {machine}")
+            found = row.columns[column]
+            assert isinstance(found, Measured) and found.values[0]["value"] == pytest.approx(tens + ones / 10)
+            assert ("spec-" + machine.lower()) in found.link or column == TIMED
+            assert row.cells()[list(row.columns).index(column) + 1].endswith("n 24 questions")
+    printed = PRINTED["fsd"]["table_6"]["Vicuna 68m/7B, RTX"][-1]
+    assert row.paper == [pytest.approx(printed[0] * printed[1]), *printed[2:], pytest.approx(442)]
+
+
+def test_a_proof_over_a_link_shows_that_proof_over_that_link(tmp_path: Path) -> None:
     rows = [
-        {"mode": mode, "miss_rate": 0.9, "mean_exit": 27.0,
-         "tasks": {"Overall": {"speedup": speed, "speedup_95": [0.7, 0.9], "questions": 6, "tau": 2.5}}}
-        for mode, speed in (("dsd", 0.8), ("fsd", fsd_speed))
+        {"label": mode, "timed": {
+            str(rate): {"speedup": number + rate, "speedup_95": [0.0, 200.0], "replies": 6} for rate in (10, 50, 100)
+        }}
+        for number, mode in enumerate(("ar", "dsd", "dssd", "tslt"))
     ]  # fmt: skip
-    row = row_of(fsd, reports_of(tmp_path, spec={"rows": rows}), "Table 6: speed-ups", "SmolLM2")
+    reports = reports_of(tmp_path, wire_timed={"rows": rows})
+    for rate, paper in ((10, None), (50, [1.24, 2.22]), (100, [1.41, 2.31])):
+        row = row_of(dssd, reports, "Table 2: end to end, SmolLM2-135M and its draft", f"{rate} Mbit/s, gamma 8")
+        assert [one["value"] for one in row.timed.values] == [rate + 1, rate + 2, rate + 3] and row.paper == paper
+
+
+@pytest.mark.parametrize(("fsd_speed", "said"), [(0.4, "slower than plain rounds: 90 %"), (1.2, "")])
+def test_the_page_says_where_fsd_is_slower_than_plain_rounds(tmp_path: Path, fsd_speed: float, said: str) -> None:
+    reports = reports_of(tmp_path, spec=answered(1.0, 0.8, fsd_speed))
+    row = row_of(fsd, reports, "Table 6 with a pretrained pair", "`fsd`, this machine")
     assert row.why.startswith(said) and bool(row.why) is bool(said)
-    assert row.timed is not None and row.cells()[5].startswith(f"0.80 [0.70, 0.90] / {fsd_speed / 0.8:.2f} / 2.50")
+    assert row.cells()[5] == f"{fsd_speed:.2f} [0.10, 9.00] / 2.50 / 90.00 / 27.00 / 450.00, n 24 questions"
 
 
 def test_what_is_held_and_what_is_timed_stand_in_their_columns() -> None:

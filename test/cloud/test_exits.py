@@ -140,8 +140,8 @@ def test_exits_that_are_sure_and_wrong_change_no_token(model, tmp_path, monkeypa
         other = next(token for token in range(10, 40) if token not in wanted)
         surely = torch.nn.functional.one_hot(torch.tensor(other), model.vocab_size) * 100.0
         monkeypatch.setattr(model.exits, "logits", lambda model, layer, hidden: surely.repeat(len(hidden), 1))
-        fooled = reply("fsd")
-        assert fooled.tokens == wanted and fooled.exits > 0
+        fooled = [reply("fsd") for _ in range(10)]  # a final outcome may overtake all of a reply's early ones
+        assert all(one.tokens == wanted for one in fooled) and any(one.exits for one in fooled)
         robot = Robot(engine)
         robot.open(exits=True)
         robot.observe(**PICTURE)

@@ -240,7 +240,7 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
     rig.until(lambda: not nav.free and nav.odometry.velocity.wz == 0.0)
     nav.camera(True)
     assert nav.finish(handle)[1].outcome == RunOutcome.ARRIVED
-    assert len(nav.requests) == 2
+    assert list(nav.requests[-1].history_actions) == ["turn left 45 degrees"]
 
     # It lasts.
     handle = begin(LEFT, LEFT, LEFT, LEFT)

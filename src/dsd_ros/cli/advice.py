@@ -206,7 +206,7 @@ def _compare(
         alone = session.decode(*question)
     with session_of("stream") as session:
         stream = session.decode(*question)
-        agrees, draft_s, draft_prefill_s = _draft_along(session, stream.tokens)
+        agrees, draft_s, draft_prefill_s = draft_along(session, stream.tokens)
     first, *later = alone.records
     if not later:
         raise ValueError("the reply has one token, so no draft can make it earlier; ask for more words")
@@ -216,7 +216,7 @@ def _compare(
     return on, agrees, alone, alone.seconds / stream.seconds
 
 
-def _draft_along(session: EdgeSession, tokens: list[int]) -> tuple[list[bool], float, float]:
+def draft_along(session: EdgeSession, tokens: list[int]) -> tuple[list[bool], float, float]:
     """What mode stream's draft says of the reply decoded last.
 
     For each token, whether it says the same after the tokens before it; seconds of a token, and of the prompt.

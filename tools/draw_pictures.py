@@ -133,7 +133,7 @@ def film_times(replies: Sequence[float], begin: float, end: float) -> list[float
             times += np.arange(passes[-1] + MOTION_S, min(at, end), MOTION_S).tolist()
             passes = []
         passes.append(at)
-    return [begin, *times, end]
+    return [*times, end]
 
 
 def _resize(page: Page, size: tuple[int, int], phone: bool = False) -> None:

@@ -78,7 +78,7 @@ HEAD = [
 ]
 TAIL = [
     "step  3: stop                   On the way back.",
-    "REACHED after 10.1 s and 2 actions, 0.31 m from the target, 0 collisions. ARRIVED: Here it is.",
+    "REACHED after 10.1 s and 2 actions, 0.31 m from the goal, 0 collisions. ARRIVED: Here it is.",
     "  walked 5.0 m; decoded 8 tokens in 4 passes, 50 % from drafts",
     "  decoding was about 1.4 times as fast as the target alone (an estimate: each token from a draft saved a pass)",
     "  bag: runs/one (dsd inspect runs/one)",

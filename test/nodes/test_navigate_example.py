@@ -34,7 +34,7 @@ def test_it_drives_to_the_end_and_cancels_at_ctrl_c(rig):
     nav.script = [FORWARD, STOP]
     said, _ = start().communicate(timeout=120.0)
     lines = said.splitlines()
-    assert lines[:2] == ["1. 0.25 m ahead", "2. stop"] and "target is reached" in lines[-1], said
+    assert lines[:2] == ["1. 0.25 m ahead", "2. stop"] and "goal is reached" in lines[-1], said
     nav.script = [FAR, HANG]  # on a busy machine the robot may arrive before the cancellation does
     program = start()
     rig.until(lambda: nav.odometry.velocity.vx > 0.1, what="the robot driving")

@@ -160,7 +160,7 @@ class Story:
     def end(self, report: DemoReport, bag: str, loss: str = "") -> None:
         """The result, plainly, and where everything is; the last that is shown. ``loss``: what the bag lacks."""
         self._shows = "nothing"
-        where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
+        where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the goal"
         actions, collisions = counted(len(report.steps), "action"), counted(report.collisions, "collision")
         self._say(
             f"{'REACHED' if report.reached else 'not reached'} after {report.seconds:.1f} s and {actions}{where}, "

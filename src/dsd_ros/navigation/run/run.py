@@ -221,7 +221,7 @@ class NavigationRun:
         """Process the answer of the service check_arrival."""
         if self.phase is not Phase.CHECKING:
             return
-        claim = "The model says that the target is reached"
+        claim = "The model says that the goal is reached"
         if arrived:
             self.end(RunOutcome.ARRIVED, f"{claim}, and so does the check; the robot stands.")
         else:
@@ -378,7 +378,7 @@ class NavigationRun:
         if self._settings.arrival_check == "service":
             self.phase = Phase.CHECKING
             return
-        claim = "The model says that the target is reached, which nothing else has checked"
+        claim = "The model says that the goal is reached, which nothing else has checked"
         self.end(RunOutcome.ARRIVED, f"{claim}; the robot stands.")
 
     def _abandon(self) -> None:

@@ -3,18 +3,21 @@
 
     python tools/draw_pictures.py film runs/one docs/images/demo.webp     (runs/one: from `dsd demo --record runs/one`)
     python tools/draw_pictures.py page test/bags/straight docs/images/live-page.png
+    python tools/draw_pictures.py report test/bags/straight docs/images/report.png
     python tools/draw_pictures.py lanes test/bags/ball docs/images/swimlane.png
     python tools/draw_pictures.py overlay docs/images/overlay.png
 
-"film": a recorded run as it stands in the live page, moving; "page": the whole page at the run's end; "lanes": its
-panel of the first reply; these need Chromium. "overlay": the shipped pair's reply about the first picture of the demo,
-with the link and without it. Each picture names the models of its run by their fingerprints.
+"film": a recorded run as it stands in the live page, moving; "page": the whole page at the run's end; "report": what
+`dsd inspect --html` writes; "lanes": the page's panel of the first reply; these need Chromium. "overlay": the shipped
+pair's reply about the first picture of the demo, with the link and without it. Each picture names the models of its run
+by their fingerprints.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +33,7 @@ from dsd_ros.cloud.engine import in_process_channel
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.observe.bag.html_report import page as html_report
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 from dsd_ros.observe.bag.shown_run import feed_of
@@ -91,10 +95,22 @@ def recorded_page(bag: Path, ready: str) -> Iterator[tuple[Page, dict[str, str]]
 def draw_page(bag: Path, picture: Path) -> None:
     """The live page at a recorded run's end, on a desk and on a phone (whose name gets ``-phone``)."""
     with recorded_page(bag, "kinds.end?.length") as (page, models):
-        for ending, size, phone in (("", PAGE_SIZE, False), ("-phone", PHONE_SIZE, True)):
-            _resize(page, size, phone)
-            drawn = Image.fromarray(_shown(page))
-            save(drawn, picture.with_stem(picture.stem + ending), models)
+        _draw_sizes(page, picture, models)
+
+
+def draw_report(bag: Path, picture: Path) -> None:
+    """The report of a recorded run, on a desk and on a phone (whose name gets ``-phone``)."""
+    with recorded_page(bag, "kinds.end?.length") as (page, models), tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.html"
+        report.write_text(html_report(read_run(open_bag(bag))), encoding="utf-8")
+        page.open(report.as_uri(), *PAGE_SIZE)
+        _draw_sizes(page, picture, models)
+
+
+def _draw_sizes(page: Page, picture: Path, models: dict[str, str]) -> None:
+    for ending, size, phone in (("", PAGE_SIZE, False), ("-phone", PHONE_SIZE, True)):
+        _resize(page, size, phone)
+        save(Image.fromarray(_shown(page)).quantize(), picture.with_stem(picture.stem + ending), models)
 
 
 def draw_lanes(bag: Path, picture: Path) -> None:
@@ -202,8 +218,10 @@ def main() -> None:
             save(draw_overlay(), picture)
         case ["page", bag, picture]:
             draw_page(Path(bag), Path(picture))
+        case ["report", bag, picture]:
+            draw_report(Path(bag), Path(picture))
         case _:
-            sys.exit("usage: python tools/draw_pictures.py (film | page | lanes) BAG FILE, or overlay FILE")
+            sys.exit("usage: python tools/draw_pictures.py (film | page | report | lanes) BAG FILE, or overlay FILE")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def test_a_film_of_a_recorded_run_moves_and_names_its_models(tmp_path, monkeypat
 
 def test_the_pictures_of_the_readme_are_of_the_models_that_ship():
     named = re.findall(r"!\[[^]]+\]\((docs/images/[\w.-]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    named += [f"docs/images/{name}.png" for name in ("overlay", "live-page", "live-page-phone")]
+    named += [f"docs/images/{name}{on}.png" for name in ("live-page", "report") for on in ("", "-phone")]
+    named.append("docs/images/overlay.png")
     made = {name: tool.models_of(ROOT / name) for name in named}
     other = [name for name, models in made.items() if not models or not models.items() <= shipped().items()]
     assert not other, f"draw them again: python tools/draw_pictures.py ({', '.join(other)})"

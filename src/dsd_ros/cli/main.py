@@ -85,7 +85,9 @@ def main(argv: Sequence[str] | None = None, program: CommandLine = DSD) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     try:
-        os.environ.setdefault("HF_HUB_OFFLINE", "0" if "--online" in argv else "1")
+        if "--online" in argv:
+            os.environ["HF_HUB_OFFLINE"] = "0"  # services set it
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
         command, bound = parse(argv, program)
         with shared.text_or_json(next(iter(bound.arguments.values()), None)):
             code = command(*bound.args, **bound.kwargs) or shared.EXIT_DONE

@@ -72,6 +72,6 @@ distclean: clean ## remove .venv, .venv-vllm and .venv-ray too
 
 .PHONY: ray-venv
 ray-venv: setup ## make .venv-ray for deploy/ray_serve.py and its test (500 MB)
-	@test -x .venv-ray/bin/serve || { python3 -m venv .venv-ray && .venv-ray/bin/python -m pip install --quiet "ray[serve]==2.60.0"; }
+	@test -x .venv-ray/bin/serve || { python3 -m venv .venv-ray && .venv-ray/bin/python -m pip install --quiet "ray[serve]==2.60.0" psutil==7.2.2; }
 	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 	  "$$(.venv-ray/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/zz_dsd.pth"

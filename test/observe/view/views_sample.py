@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dsd_ros.observe.view.figures import ReplyFigures
@@ -32,7 +34,7 @@ def sample_reply() -> ShownReply:
             )
         )  # fmt: skip
         began += draft + 0.052
-    return reply
+    return replace(reply, done=True)
 
 
 def sample_stream() -> ShownReply:

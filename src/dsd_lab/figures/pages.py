@@ -102,11 +102,12 @@ class Pages:
 
 
 def _environment(report: Callable[[str], Any], is_measured: Callable[[str], bool]) -> Environment:
-    from dsd_lab.figures.runs import load_runs  # which imports this module
+    from dsd_lab.figures.runs import load_runs, minutes_of  # which imports this module
 
+    runs = list(load_runs().values())
     options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=FileSystemLoader(BLOCKS), **options)  # noqa: S701  # Markdown
-    environment.globals |= {"report": report, "pair_page": pair_page, "runs": list(load_runs().values())}
+    environment.globals |= {"report": report, "pair_page": pair_page, "runs": runs, "planned": minutes_of(runs)}
     environment.globals["is_measured"] = is_measured
     environment.filters |= {
         "interval": interval, "num": number, "percent": partial(number, form=".1%"), "rows": _by_label,

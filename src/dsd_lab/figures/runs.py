@@ -8,14 +8,17 @@ well, so a run that is killed goes on where it was.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from dsd_lab import tomllib
@@ -24,6 +27,7 @@ from dsd_lab.report import BenchError, code_digest, other_weights, shipped
 from dsd_lab.reproduce.page import write_page
 
 CURRENT = "current"
+COUNTED = "counted"  # the kind that may be measured beside others
 _PROGRAM = [sys.executable, "-c", "from dsd_lab.cli.main import run; run()"]
 
 
@@ -34,7 +38,7 @@ class Run:
     name: str
     command: str
     minutes: float  # on two cores
-    kind: str = "timed"  # at real speed; "held" to other machines' times; "counted", whatever the load
+    kind: str = "timed"  # at real speed; "held" to other machines' times; COUNTED, whatever the load
     plot: str = ""  # a picture of docs/images, without its ending
 
     @property
@@ -86,7 +90,8 @@ def measure(run: Run, root: Path = ROOT) -> str:
         if run.plot:
             command += ["--plot", str(root / "docs" / "images" / f"{run.plot}.png")]
         began = time.monotonic()
-        code = subprocess.run(command, cwd=root, check=False).returncode
+        threads = {"OMP_NUM_THREADS": "1"} if run.kind == COUNTED else {}  # two share the cores
+        code = subprocess.run(command, cwd=root, env=os.environ | threads, check=False).returncode
         if not made.is_file():
             return f"exit code {code}"
         report = json.loads(made.read_text(encoding="utf-8")) | {"took_s": round(time.monotonic() - began, 1)}
@@ -106,16 +111,27 @@ def make_figures(
     todo, lines = plan(select(runs or load_runs(), names), again, root)
     for line in lines:
         say(line)
-    failures = []
-    for number, run in enumerate(todo, 1):
-        say(f"\n[{number}/{len(todo)}] {run.name}, about {run.minutes:g} min: {run.command}")
+    failures: list[str] = []
+
+    def one(run: Run) -> str:
+        say(f"\n[{todo.index(run) + 1}/{len(todo)}] {run.name}, about {run.minutes:g} min: {run.command}")
         began = time.monotonic()
-        if failed := ask(run, root):
-            failures.append(f"{run.name}: {failed}")
-            say(failures[-1])
-        failures += write_pages(root, say)
-        say(f"{run.name}: {(time.monotonic() - began) / 60:.1f} min")
+        failed = ask(run, root)
+        say(f"{run.name}: {failed or f'{(time.monotonic() - began) / 60:.1f} min'}")
+        return f"{run.name}: {failed}" if failed else ""
+
+    alone, together = ([run for run in todo if (run.kind == COUNTED) is counted] for counted in (False, True))
+    with ThreadPoolExecutor(2) as pool:
+        for work in (partial(map, one, alone), partial(pool.map, one, together)):
+            for failed in work():
+                failures += [failed] if failed else []
+                failures += write_pages(root, say)
     return failures if todo else write_pages(root, say)
+
+
+def minutes_of(runs: Iterable[Run]) -> float:
+    """How long these take together."""
+    return sum(run.minutes / (2 if run.kind == COUNTED else 1) for run in runs)
 
 
 def plan(chosen: Iterable[Run], again: bool, root: Path = ROOT) -> tuple[list[Run], list[str]]:
@@ -128,7 +144,7 @@ def plan(chosen: Iterable[Run], again: bool, root: Path = ROOT) -> tuple[list[Ru
         lines.append(f"{run.name}: {state}" + ("" if wanted else ", skipped"))
     return todo, [
         *lines,
-        f"{len(todo)} to measure, about {sum(run.minutes for run in todo):.0f} minutes on two idle cores"
+        f"{len(todo)} to measure, about {minutes_of(todo):.0f} minutes on two idle cores"
         if todo
         else "nothing to measure",
     ]

@@ -91,11 +91,3 @@ def test_the_same_commands_give_the_same_pictures() -> None:
             pictures.append((simulator.pose, simulator.render()))
     assert pictures[0][0] == pictures[1][0]
     assert np.array_equal(pictures[0][1], pictures[1][1])
-
-
-def test_the_overview_shows_the_room_and_a_path() -> None:
-    with Simulator(World.from_seed(0, "find the silver bottle")) as simulator:
-        plain = simulator.render_overview()
-        drawn = simulator.render_overview([(0.0, 0.0), (1.0, 0.5)])
-    assert plain.shape == (640, 768, 3)
-    assert (plain != drawn).any(axis=-1).sum() > 100

@@ -8,7 +8,6 @@ a sample of p. The draft's argmax(log q + G) with the same G equals it with a pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -45,17 +44,6 @@ def gumbel(seed: int, reply: int, position: int, size: int) -> Floats:
     return noise
 
 
-def gumbel_rows(names: Sequence[tuple[int, int, int]], size: int, device: torch.device | str) -> torch.Tensor:
-    """``gumbel`` of each (seed, reply, position), (len(names), size) float64 on a device: the same bits."""
-    keys = torch.tensor([_signed(_key(*name)) for name in names], dtype=torch.int64, device=device)[:, None]
-    x = torch.arange(1, size + 1, dtype=torch.int64, device=device) * _signed(_STEP) + keys
-    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
-    x = x ^ _shifted(x, 31)
-    uniform = (_shifted(x, 12).double() + 0.5) * _HALVES
-    return -_torch_log(-_torch_log(uniform))
-
-
 def scores(probabilities: torch.Tensor, noise: Floats) -> Floats:
     """log p + G, (..., V) float64, of probabilities (..., V) after the sampling transform; -inf where p is 0.
 
@@ -83,16 +71,6 @@ def _key(seed: int, reply: int, position: int) -> int:
     for part in (seed, reply, position):
         key = _mixed(key ^ _mixed(part + _STEP))
     return key
-
-
-def _signed(value: int) -> int:
-    """The int64 with the same bits as a uint64."""
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """The bits of int64 shifted to the right, filled with zeros."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mixed(value: int) -> int:
@@ -126,17 +104,3 @@ def _log(values: Floats) -> Floats:
     for term in range(_TERMS - 2, -1, -1):
         series = series * square + 1.0 / (2 * term + 1)
     return exponent * _LN_2 + 2.0 * ratio * series
-
-
-def _torch_log(values: torch.Tensor) -> torch.Tensor:
-    """``_log`` in torch's operations."""
-    mantissa, exponent = torch.frexp(values)
-    small = mantissa < _SQRT_HALF
-    mantissa = torch.where(small, 2.0 * mantissa, mantissa)
-    power = exponent.double() - small.double()
-    ratio = (mantissa - 1.0) / (mantissa + 1.0)
-    square = ratio * ratio
-    series = torch.full_like(ratio, 1.0 / (2 * _TERMS - 1))
-    for term in range(_TERMS - 2, -1, -1):
-        series = series * square + 1.0 / (2 * term + 1)
-    return power * _LN_2 + 2.0 * ratio * series

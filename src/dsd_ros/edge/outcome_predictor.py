@@ -61,7 +61,6 @@ class Guesser:
 
     def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
         """``coupled``: rows are log q + G."""
-        self._sampling = sampling
         self._draws = not (sampling.greedy or coupled)
         self._seed = seed
         self._rate = _FIRST_RATE

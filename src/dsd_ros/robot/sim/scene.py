@@ -111,7 +111,6 @@ def _mjcf(world: World, assets: str, lights: str, bodies: list[str], ambient: tu
   {" ".join(cabinets)}
   {" ".join(bodies)}
   {_robot(*world.camera)}
-  <camera name="overview" mode="fixed" pos="0 0 9" xyaxes="1 0 0 0 1 0" fovy="42"/>
 </worldbody>
 </mujoco>"""
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,29 +162,6 @@ class Simulator:
         owners = self._owner[geoms[geoms >= 0]]
         counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things)) * 4
         return {int(i): int(n) for i, n in enumerate(counts) if n > 0}
-
-    def render_overview(
-        self, path: list[tuple[float, float]] | None = None, width: int = 768, height: int = 640
-    ) -> np.ndarray:
-        """The room from above, uint8 (height, width, 3), with a path (points in m) drawn in red."""
-        scene, renderer = self._update("overview")
-        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 1
-        mujoco = self._mujoco
-        points = path or []
-        for (x0, y0), (x1, y1) in itertools.pairwise(points):
-            if scene.ngeom >= scene.maxgeom:
-                break
-            geom = scene.geoms[scene.ngeom]
-            mujoco.mjv_initGeom(
-                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9),
-                np.array([0.95, 0.1, 0.2, 1.0], dtype=np.float32),
-            )  # fmt: skip
-            mujoco.mjv_connector(
-                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, 0.02,
-                np.array([x0, y0, 0.5]), np.array([x1, y1, 0.5]),
-            )  # fmt: skip
-            scene.ngeom += 1
-        return renderer.draw(scene, width, height)
 
     def _update(self, camera: str) -> tuple[Any, Offscreen]:
         """The scene for a camera at the present pose, ready to draw, and what draws it."""

@@ -130,7 +130,7 @@ setup(
         (f"share/{NAME}/hook", ["resource/path.dsv"]),
         *shared("launch", "*.launch.py"),
         *shared("config", "**/*"),
-        *shared("models", "**/*"),
+        *(place for place in shared("models", "**/*") if "draft-smollm2" not in place[0]),  # the laboratory's
         *shared("docs/images", "view.png"),
     ],
     install_requires=["setuptools"],

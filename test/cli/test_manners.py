@@ -43,6 +43,13 @@ def every_app(app: App) -> Iterator[App]:
             yield from every_app(below)
 
 
+@pytest.mark.parametrize(("words", "offline"), [(["--version"], "1"), (["--online", "--version"], "0")])
+def test_online_wins_over_a_service_that_is_offline(capsys, monkeypatch, words, offline):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    main.main(words)
+    assert os.environ["HF_HUB_OFFLINE"] == offline
+
+
 def test_help_and_completion_need_only_what_a_cloud_has_and_load_no_model():
     program = (
         "import sys\n"

@@ -159,7 +159,6 @@ class BenchDragonArguments:
     model: str = flag("", _MODEL)
     as_asked: bool = flag(False, "ask the bare questions, a dozen tokens each, whose reading hides no round trip")
     variants: list[str] = flag([], "methods to measure, by the report's names, as 'dragon, independent'", many=True)
-    bytes: bool = flag(False, "count bytes per token instead, by vocabulary, randomness and evidence; no time is held")
     plot: Path | None = file_option("draw latencies over the round trip (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
@@ -204,8 +203,6 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
 
     bench = bench_of.DragonBench(**_same(args, bench_of.DragonBench), trips_ms=numbers_of(args.trips, "--trips", float))
     model, encoder = _load(args.model), SentenceEncoder()
-    if args.bytes:
-        return _run(bench_of.measure_bytes, bench_of.render_bytes, args, holds="reached", model=model, encoder=encoder)
     return _run(
         bench_of.measure_dragon, bench_of.render, args, draw=bench_of.draw_dragon, bench=bench, model=model,
         encoder=encoder, variants=variants_named(args.variants, bench_of.MEASURED),

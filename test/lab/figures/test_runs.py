@@ -176,7 +176,7 @@ def test_docstrings_and_comments_are_no_code(
 
 
 def test_only_says_what_it_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = dsd_lab(capsys, "figures", "--dry-run", "overhead")
+    code, out, err = dsd_lab(capsys, "figures", "--dry-run", "--again", "overhead")
     assert code == 0 and out.startswith("overhead: ") and "to measure, about" in out, err
     code, _, err = dsd_lab(capsys, "figures", "nothing")
     assert code == 2 and "there is no report 'nothing'" in err and err.count("\n") == 1

@@ -58,6 +58,9 @@ class Certificate:
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A robot's threads read and write one TLS object. One that reads session tickets while the other sends the
+        # websocket's request can lose that request; a robot that keeps its connection needs no tickets.
+        context.num_tickets = 0
         context.load_cert_chain(self._certificate, self._key, self._password)
         return context
 

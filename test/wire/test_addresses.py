@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dsd_ros.addresses import check_host, check_verifier_address
@@ -18,7 +20,7 @@ BAD = {
     " ": "blank", "ws://h: 8765": "blank", "ws://h:1\n": "blank", "ws://h\x1b[31m:1": "control character",
     "ws://\u202eh:1": "control character", "ws://h\0:1": "control character",
     "ws://h:87x65": "port cannot", "ws://h:65536": "port cannot", "ws://h:\u0661": "port cannot",
-    "ws://h:0": "1 to 65535", "ws://h:": "1 to 65535", "ws://[::1]8765": "port",  # Pythons differ
+    "ws://h:0": "1 to 65535", "ws://h:": "1 to 65535", "ws://[::1]8765": "1 to 65535|port cannot",  # by Python
     "ws://h:8765:8765": "port cannot", "ws://::1:8765": "port cannot", "ws://[::1": "port cannot",
     "ws://[1.2.3.4]:1": "port cannot",
     "ws://a..b:1": "no valid host", "ws://-a:1": "no valid host", "ws://*:1": "no valid host",
@@ -40,7 +42,7 @@ def test_a_mistyped_address_is_named_with_its_mistake(address):
     with pytest.raises(ValueError, match="is not a verifier address: .*use ws://host:port or wss://host:port") as found:
         check_verifier_address(address)
     sentence = str(found.value)
-    assert BAD[address] in sentence
+    assert re.search(BAD[address], sentence)
     assert sentence.isprintable() and "hunter2" not in sentence
 
 

@@ -131,7 +131,7 @@ class RecordedModel:
         return Sequence(owner, cache, 0, 0, torch.empty(0))
 
     def decode_text(self, tokens: Tokens[int]) -> str:
-        return str(self._rows.model.decode_text(list(tokens)))
+        return str(self._rows.model.decode_text(tokens))
 
     def forward_tokens(
         self, tokens: Tokens[int], cache: Any, rope_delta: int, rows: int, on_layer: LayerHook | None = None

@@ -135,7 +135,7 @@ def interval(figure: dict[str, Any], form: str = ".2f") -> str:
 def of_questions(row: dict[str, Any], verdict: str) -> str:
     """``81 % [57, 93]`` of {"questions", verdict: a share of them}."""
     hits = round(row[verdict] * row["questions"])
-    return interval(share([place < hits for place in range(round(row["questions"]))]), ".0%")
+    return interval(share([place < hits for place in range(row["questions"])]), ".0%")
 
 
 def _by_label(report: dict[str, Any], key: str = "label") -> dict[str, Any]:

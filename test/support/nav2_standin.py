@@ -42,6 +42,11 @@ _OTHERS = {  # node -> what it hears, and what it publishes
 _TURN_RATE, _SPEED = 0.4, 0.3  # rad/s and m/s, where the goal names none
 
 
+def say(line: str) -> None:
+    """Print a line whole: print() writes its end apart, and another thread's line may come between."""
+    print(f"{line}\n", end="", flush=True)
+
+
 class Nav2Standin(Node):
     def __init__(self) -> None:
         super().__init__("behavior_server")
@@ -51,7 +56,7 @@ class Nav2Standin(Node):
         group = ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._idle = [self.create_publisher(Twist, "cmd_vel_nav", 1) for _ in range(4)]  # each behaviour has its own
-        self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=group)
+        self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)  # one at a time: the first is told
         self.create_subscription(String, "nav2_fault", self._on_fault, qos.STATE, callback_group=group)
         self._servers = [
             ActionServer(
@@ -63,12 +68,12 @@ class Nav2Standin(Node):
 
     def _on_odometry(self, message: Odometry) -> None:
         if self._pose is None:
-            print("ready", flush=True)
+            say("ready")
         self._pose = pose_of(message)
 
     def _on_fault(self, message: String) -> None:
         self._fault = message.data
-        print(f"fault: {self._fault}", flush=True)
+        say(f"fault: {self._fault}")
 
     def _on_goal(self, _) -> GoalResponse:
         while self._fault == "silent" and rclpy.ok():
@@ -80,7 +85,7 @@ class Nav2Standin(Node):
 
     def _execute(self, name, handle):
         self._under_way += 1
-        print(f"{name}: {self._under_way} under way", flush=True)
+        say(f"{name}: {self._under_way} under way")
         result = _SERVERS[name].Result()
         try:
             result.error_code, end = self._drive(name, handle)

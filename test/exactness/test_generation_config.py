@@ -157,8 +157,11 @@ def test_an_exit_says_nothing_that_the_final_layer_may_not_say(folder, drafts, p
             return said[-1]
 
     with VerifierEngine(model, EngineSettings(exit_share=1.0)) as engine:
-        replies(Hearing(engine), drafts[1], settings(mode="fsd"), picture)
-    early = [outcome.next_token for outcome in said if isinstance(outcome, Outcome) and not outcome.is_final]
+        for _ in range(20):  # how many early outcomes are sent depends on the machine's load
+            replies(Hearing(engine), drafts[1], settings(mode="fsd"), picture)
+            early = [outcome.next_token for outcome in said if isinstance(outcome, Outcome) and not outcome.is_final]
+            if len(early) > 20:
+                break
     assert len(early) > 20 and min(early) >= 128
 
 

@@ -56,7 +56,7 @@ class Nav2Standin(Node):
         group = ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._idle = [self.create_publisher(Twist, "cmd_vel_nav", 1) for _ in range(4)]  # each behaviour has its own
-        self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)  # one at a time: the first is told
+        self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)  # one at a time, for one "ready"
         self.create_subscription(String, "nav2_fault", self._on_fault, qos.STATE, callback_group=group)
         self._servers = [
             ActionServer(

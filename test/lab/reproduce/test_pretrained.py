@@ -52,18 +52,22 @@ def test_questions_at_real_speed_and_at_two_machines_fill_table_6(tiny_smollm2, 
     two = [{"question_id": n, "category": c, "turns": ["Who are you?"]} for n, c in ((1, "writing"), (2, "qa"))]
     (tmp_path / "two.jsonl").write_text("\n".join(map(json.dumps, two)))
     monkeypatch.setattr(spec, "OWN_QUESTIONS", tmp_path / "two.jsonl")
+    slower = 0
     for name, draft_ms in (("spec", None), ("spec-jetson", 83.5), ("spec-rtx", 25.5)):
         report = short_report(name, tmp_path, capsys)
         assert report["exact"] and report["draft_ms"] == draft_ms
         assert [row["mode"] for row in report["rows"]] == ["ar", "stream", "dsd", "fsd"]
         for row in report["rows"]:
             assert row["tasks"]["Overall"]["questions"] == 2
+        _, _, dsd, by_exits = (row["tasks"]["Overall"]["speedup"] for row in report["rows"])
+        slower += by_exits < dsd
     shown = rows(fsd, tmp_path, "Table 6 with a pretrained pair")
     assert len(shown) == 9 and all(row.held or row.timed for row in shown)
     pages = Pages(tmp_path)
     assert pages.rendered("spec").count("| `stream` |") == 2
     assert pages.rendered("modes-others").count("| `fsd:predraft_source=exits` |") == 2
     sentence = pages.rendered("pretrained")
+    assert f"`fsd`) was slower than plain rounds (`dsd`) in {slower} of these 3 measurements." in sentence
     assert sentence.count("`fsd` ") == 3 and "\n" not in sentence and "  " not in sentence
 
 
